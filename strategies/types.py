@@ -1,0 +1,90 @@
+"""The types that both halves of a method share.
+
+Letters used in shapes, here and everywhere: B batch, N clients, C classes, D feature width of the
+encoder, K clusters, R rank, Q projected descriptor width, n samples of one client.
+
+``Slots`` is the whole vocabulary of the wire: a slot ("encoder", "head", ...) holds named tensors.
+What may be in which slot is said by ``strategies.wire``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+Tensors = Mapping[str, np.ndarray]
+Slots = Mapping[str, Tensors]
+# tensor name -> (shape, numpy dtype name)
+Layout = Mapping[str, tuple[tuple[int, ...], str]]
+
+
+def layout_of(tensors: Tensors) -> Layout:
+    """The names, shapes and dtypes of ``tensors``: what a slot that carries them must look like."""
+    return {name: (tuple(t.shape), str(t.dtype)) for name, t in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where in the run a message stands, for one client.
+
+    Attributes
+    ----------
+    number : 1-based round; the closing evaluation carries the last round's number.
+    total : rounds of the whole run.
+    seed : the run's seed; every random choice derives from (seed, client, number).
+    acked : last round whose update the server accepted from this client, 0 if none. The client
+        continues from the local version of that round.
+    score_served, score_adapted : whether this message scores the model before, after local training.
+    """
+
+    number: int
+    total: int
+    seed: int
+    acked: int = 0
+    score_served: bool = False
+    score_adapted: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.total:
+            raise ValueError(f"round {self.number} is outside 1..{self.total}")
+        if not 0 <= self.acked <= self.number:
+            raise ValueError(f"acknowledged round {self.acked} is outside 0..{self.number}")
+
+
+@dataclass(frozen=True)
+class Update:
+    """One client's accepted reply, as a rule folds it in.
+
+    ``weight`` is the client's share in an average (its number of training samples, or 1).
+    """
+
+    client: str
+    slots: Slots
+    weight: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Shelf(Protocol):
+    """Cached client encoders, off the server's memory (D3). Keys are (client, round)."""
+
+    def put(self, client: str, round_number: int, tensors: Tensors) -> None: ...
+    def get(self, client: str, round_number: int) -> Tensors: ...
+
+
+S = TypeVar("S")
+
+
+class ServerRule(Protocol[S]):
+    """What a method computes on the server. Pure: no Flower, no torch, no I/O but the shelf.
+
+    ``merge`` gets the updates lazily and in a fixed order of clients, whatever order they arrived
+    in; it must fold them one by one and never build a list of them.
+    """
+
+    def init(self, start: Slots) -> S: ...
+    def downlink(self, state: S, client: str, rnd: Round) -> Slots: ...
+    def merge(self, state: S, updates: Iterable[Update], rnd: Round) -> S: ...
+    def diagnostics(self, state: S) -> Mapping[str, Any]: ...

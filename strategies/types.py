@@ -38,6 +38,7 @@ class Round:
     acked : last round whose update the server accepted from this client, 0 if none. The client
         continues from the local version of that round.
     score_served, score_adapted : whether this message scores the model before, after local training.
+    closing : whether this is the evaluation after the last round.
     """
 
     number: int
@@ -46,12 +47,18 @@ class Round:
     acked: int = 0
     score_served: bool = False
     score_adapted: bool = False
+    closing: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.total:
             raise ValueError(f"round {self.number} is outside 1..{self.total}")
         if not 0 <= self.acked <= self.number:
             raise ValueError(f"acknowledged round {self.acked} is outside 0..{self.number}")
+
+    @property
+    def completed(self) -> int:
+        """How many rounds lie behind the state this message carries."""
+        return self.number if self.closing else self.number - 1
 
 
 @dataclass(frozen=True)

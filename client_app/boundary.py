@@ -1,0 +1,87 @@
+"""The one door out of a client.
+
+``seal`` builds every record that leaves, from slots and scalars, after checking them against the method's contract;
+``guard`` wraps every call of the app, checks the finished message once more, and turns exceptions into errors that
+carry no value, path or label. No other file under ``client_app`` builds an ``ArrayRecord``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp.typing import Mod
+
+from client_app.learner import Reply
+from strategies.config import ConfigError
+from strategies.types import Layout, Round, Slots
+from strategies.wire import Direction, Wire, WireViolation, pack, unpack, unpack_round
+
+log = logging.getLogger(__name__)
+
+# Exceptions whose text we wrote ourselves and keep free of values, paths and labels. Matched by name, because the
+# modules that define them need not be loaded for an exception of another kind.
+SAFE_ERRORS = frozenset({"DataError", "PartitionError", "NodeError", "StoreBusy", "StoreFull", "StateLost", "TrainingDiverged",
+                         "WireViolation", "ConfigError", "DeviceError", "ModelError"})
+REASON_PREFIX = "fedhearth"
+APP_RAISED = 2  # Flower's code for "the ClientApp raised", so that both engines look alike
+
+
+def inbound(message: Message, wire: Wire, parts: Mapping[str, Layout]) -> tuple[Slots, Round]:
+    """What came down, checked: the slots and the round's position. Raises ``WireViolation``."""
+    return unpack(wire, "down", message.content, parts), unpack_round(message.content)
+
+
+def seal(reply: Reply, wire: Wire, parts: Mapping[str, Layout], direction: Direction = "up") -> RecordDict:
+    """``reply`` as records, if the contract allows every slot, tensor and scalar in it; else ``WireViolation``.
+
+    ``direction`` is ``up`` for a round of training, ``closing`` for the last evaluation, which carries scalars only.
+    """
+    content = pack(reply.slots, reply.metrics)
+    wire.check(direction, content, parts)
+    return content
+
+
+def seal_hello(facts: Mapping[str, str | int]) -> RecordDict:
+    """The answer to the server's hello: who this client is and what its model must look like. No data value."""
+    allowed = {"site", "classes", "class-digest", "input-shape", "split-digest", "num-examples", "num-test"}
+    if not facts.keys() <= allowed:
+        raise WireViolation("text", f"a hello may carry only {', '.join(sorted(allowed))}")
+    return RecordDict({"hello": ConfigRecord(dict(facts))})
+
+
+def make_guard(contract: Callable[[Context], tuple[Wire, Mapping[str, Layout]]]) -> Mod:
+    """A Flower mod: let nothing out that the contract forbids, and no text of an exception that we did not write."""
+
+    def guard(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        try:
+            reply = call_next(message, context)
+            _check_again(message, reply, lambda: contract(context))
+            return reply
+        except Exception as fault:
+            log.exception("this client could not answer a %s message", message.metadata.message_type)
+            return Message(Error(APP_RAISED, describe(fault)), reply_to=message)
+
+    return guard
+
+
+def describe(fault: Exception) -> str:
+    """An error text that is safe to send: ours as it is, any other by its type alone."""
+    kind = type(fault).__name__
+    if kind in SAFE_ERRORS or isinstance(fault, ConfigError):
+        return f"{REASON_PREFIX}:{kind}: {fault}"
+    return f"{REASON_PREFIX}:{kind}: the client's own log has the details"
+
+
+def _check_again(message: Message, reply: Message, contract: Callable[[], tuple[Wire, Mapping[str, Layout]]]) -> None:
+    """The finished message against the contract, in case something was added to it after ``seal``."""
+    if reply.has_error():
+        return
+    if message.metadata.message_type.startswith("query"):
+        if set(reply.content) != {"hello"} or not isinstance(reply.content["hello"], ConfigRecord):
+            raise WireViolation("text", "a hello carries one record, named 'hello'")
+        seal_hello(dict(reply.content["hello"]))  # type: ignore[arg-type]
+        return
+    wire, parts = contract()
+    wire.check("up" if message.metadata.message_type.startswith("train") else "closing", reply.content, parts)

@@ -1,0 +1,29 @@
+"""FedAvg's client: load the shared model, train it, send it back. It keeps nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from client_app.data.client_data import ClientData
+from client_app.learner import Reply, Trainer
+from client_app.local.store import LocalStore
+from strategies.fedavg import Config
+from strategies.types import Layout, Round, Slots
+
+
+class FedAvgLearner:
+    """Train the whole shared model."""
+
+    def __init__(self, trainer: Trainer, config: Config) -> None:
+        self.trainer = trainer
+
+    @property
+    def parts(self) -> Mapping[str, Layout]:
+        return self.trainer.parts
+
+    def train(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
+        return Reply(*self.trainer.train(inbound["encoder"], inbound["head"], data, store, rnd))
+
+    def evaluate(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
+        return self.trainer.close(inbound["encoder"], inbound["head"], data, store)
+

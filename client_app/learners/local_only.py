@@ -1,0 +1,38 @@
+"""Local-only's client: the whole model is its own; nothing but scalars leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from client_app.data.client_data import ClientData
+from client_app.learner import Reply, Trainer
+from client_app.local.store import LocalStore
+from strategies.local_only import Config
+from strategies.types import Layout, Round, Slots
+
+
+class LocalOnlyLearner:
+    """Go on training the client's own model."""
+
+    def __init__(self, trainer: Trainer, config: Config) -> None:
+        self.trainer = trainer
+
+    @property
+    def parts(self) -> Mapping[str, Layout]:
+        return self.trainer.parts
+
+    def train(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
+        own = own_model(inbound, store, rnd)
+        trained, metrics = self.trainer.train(own["encoder"], own["head"], data, store, rnd)
+        store.commit(rnd.number, trained, base=rnd.acked)
+        return Reply(metrics=metrics)
+
+    def evaluate(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
+        own = own_model(inbound, store, rnd)
+        return self.trainer.close(own["encoder"], own["head"], data, store)
+
+
+def own_model(inbound: Slots, store: LocalStore, rnd: Round) -> Slots:
+    """The model of the last acknowledged round, or the common first one if none has been acknowledged."""
+    kept = store.load(rnd.acked)
+    return {"encoder": inbound["initial-encoder"], "head": inbound["initial-head"]} if kept is None else kept

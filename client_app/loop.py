@@ -1,0 +1,299 @@
+"""The one training loop and the one scoring loop; device, precision, channels_last and threads live here.
+
+Training is plain mini-batch SGD with cross-entropy (momentum and weight decay as in torch.optim.SGD). Our own
+choices:
+
+- No sample is dropped: a last batch of one sample joins the batch before it, because BatchNorm cannot
+  normalise one sample. Where every batch is one sample (one sample in all, or ``batch = 1``) BatchNorm layers
+  stay in eval mode: they use, and do not touch, the statistics that came in.
+- The order of samples comes from a CPU generator seeded by the caller, so it is the same on every device.
+- Only parameters that ask for a gradient are trained; freeze a part with ``requires_grad_(False)``.
+- BatchNorm re-computation averages the statistics of near-equal chunks, as torch's ``update_bn`` does; with
+  at most ``score_batch`` images that is the exact statistic. It uses neither label nor gradient.
+- ``bf16`` is autocast with float32 weights and statistics; on a GPU, ``float32`` lets convolutions use TF32.
+
+Errors carry no data value, no label and no number of samples.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from functools import cache, partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.sgd import sgd
+from torch.optim.swa_utils import update_bn
+
+from models.split import SplitModel, batchnorms, has_batchnorm
+from strategies.config import BN_RULES, RunConfig, choice, require
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How a client trains and scores. The fields are those of ``RunConfig``.
+
+    Attributes
+    ----------
+    epochs : passes over the client's training samples.
+    batch : samples a step.
+    lr, momentum, weight_decay : of SGD.
+    bn : the rule for BatchNorm statistics; read by learners, not by this loop.
+    device : ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
+    precision : ``float32`` or ``bf16``.
+    channels_last : memory order of images and weights; faster convolutions on some machines.
+    threads : CPU threads of torch in this process.
+    score_batch : images a forward pass without gradient takes at once.
+    """
+
+    epochs: int = 2
+    batch: int = 25
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    bn: str = "recompute"
+    device: str = "auto"
+    precision: str = "float32"
+    channels_last: bool = False
+    threads: int = 1
+    score_batch: int = 256
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "batch", "threads", "score_batch"):
+            require(getattr(self, key) >= 1, key.replace("_", "-"), "1 or more", getattr(self, key))
+        require(self.lr > 0 and math.isfinite(self.lr), "lr", "a finite number above 0", self.lr)
+        require(0 <= self.momentum < 1, "momentum", "at least 0 and below 1", self.momentum)
+        decay = self.weight_decay
+        require(decay >= 0 and math.isfinite(decay), "weight-decay", "0 or more", decay)
+        choice("bn", BN_RULES, self.bn)
+        choice("precision", ("float32", "bf16"), self.precision)
+        known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
+        require(bool(known), "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """``device``, resolved on this machine."""
+        return resolve_device(self.device)
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> LoopSettings:
+        """The settings of one run."""
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
+
+
+@dataclass(frozen=True)
+class FitStats:
+    """What training reports.
+
+    Attributes
+    ----------
+    loss : mean training loss over the samples of the last epoch, each taken at its step.
+    steps : optimiser steps made.
+    finite : whether every weight and statistic is a finite number afterwards.
+    """
+
+    loss: float
+    steps: int
+    finite: bool
+
+
+class TrainingDiverged(RuntimeError):
+    """The training loss became NaN or infinite; the model is not worth sending."""
+
+
+@cache
+def resolve_device(name: str) -> torch.device:
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:1`` as a device; ``RuntimeError`` if this machine lacks it."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"device {name!r} asked for, but torch sees {torch.cuda.device_count()} GPUs here. "
+            'Set device = "auto" or "cpu", or install a CUDA build of torch and a driver'
+        )
+    return device
+
+
+def threads(settings: LoopSettings) -> None:
+    """Let torch use ``settings.threads`` CPU threads in this process."""
+    if torch.get_num_threads() != settings.threads:
+        torch.set_num_threads(settings.threads)
+
+
+def inputs(images: np.ndarray, settings: LoopSettings) -> Tensor:
+    """Images (B, channels, height, width) as the model takes them, float32, on the device.
+
+    uint8 becomes ``(x / 255 - 0.5) / 0.25``; float32 stays as it is, and on a CPU shares its memory.
+    """
+    if images.ndim != 4 or str(images.dtype) not in ("uint8", "float32"):
+        raise ValueError(
+            "images must be uint8 or float32 of shape (samples, channels, height, width), "
+            f"got {images.dtype} with {images.ndim} axes. Convert them in the data loader"
+        )
+    tensor = _on_device(images, settings)
+    if tensor.dtype == torch.uint8:
+        tensor = tensor.to(torch.float32).div_(255).sub_(0.5).div_(0.25)
+    return tensor.contiguous(memory_format=torch.channels_last) if settings.channels_last else tensor
+
+
+def fit(
+    model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings, seed: int
+) -> FitStats:
+    """Train ``model`` in place on images (n, channels, height, width) with labels (n,), n of 1 or more.
+
+    The same weights, data, settings and ``seed`` give the same bits on one machine's CPU.
+
+    Raises ``TrainingDiverged`` if the loss of an epoch is not finite, ``ValueError`` for unusable data.
+    """
+    _check_labels(images, labels, model.head.out_features)
+    _place(model, settings)
+    x, y = inputs(images, settings), _labels(labels, settings)
+    sizes = batch_sizes(len(labels), settings.batch)
+    _train_mode(model, batchnorm=sizes[0] > 1)
+    step = _Sgd(model, settings)
+    order = torch.Generator().manual_seed(seed)
+    loss = math.nan
+    for epoch in range(1, settings.epochs + 1):
+        total = torch.zeros((), device=x.device)
+        for j in torch.split(torch.randperm(len(labels), generator=order).to(x.device), sizes):
+            total += step(x[j], y[j]) * len(j)
+        loss = float(total) / len(labels)  # the only wait for the device in an epoch
+        if not math.isfinite(loss):
+            raise TrainingDiverged(f"training loss became non-finite in epoch {epoch}; lower lr")
+    return FitStats(loss, settings.epochs * len(sizes), _is_finite(model))
+
+
+def score(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings) -> float | None:
+    """Share of images (n, channels, height, width) whose label (n,) the model finds; None where n is 0."""
+    if len(labels) == 0:
+        return None
+    pairs = _in_eval_mode(model, images, labels, settings)
+    return sum(int((logits.argmax(1) == y).sum()) for logits, y in pairs) / len(labels)
+
+
+def mean_loss(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings) -> float:
+    """Mean cross-entropy in eval mode on images (n, channels, height, width), labels (n,), n of 1 or more."""
+    pairs = _in_eval_mode(model, images, labels, settings)
+    return sum(float(cross_entropy(logits, y, reduction="sum")) for logits, y in pairs) / len(labels)
+
+
+def recompute_batchnorm(encoder: nn.Module, images: np.ndarray, settings: LoopSettings) -> bool:
+    """Replace the running statistics of ``encoder`` by those of images (n, channels, height, width).
+
+    One forward pass over the recipient's own training images; no weight changes. Where n is below 2 or the
+    encoder has no BatchNorm, nothing changes. Returns whether the statistics were replaced.
+    """
+    n = len(images)
+    if n < 2 or not has_batchnorm(encoder):
+        return False
+    _place(encoder, settings)
+    # a chunk of one image has no variance where a late layer sees a single pixel
+    chunks = np.array_split(images, min(math.ceil(n / settings.score_batch), n // 2))
+    with _precision(settings):
+        update_bn((inputs(chunk, settings) for chunk in chunks), encoder)
+    return True
+
+
+def batch_sizes(n: int, batch: int) -> list[int]:
+    """How ``n`` samples, 1 or more, divide into steps: none is dropped, none is left alone at the end.
+
+    >>> batch_sizes(7, 3), batch_sizes(8, 3), batch_sizes(1, 3)
+    ([3, 4], [3, 3, 2], [1])
+    """
+    sizes = [batch] * (n // batch)
+    rest = n % batch
+    if rest == 1 and sizes:
+        sizes[-1] += 1
+    elif rest:
+        sizes.append(rest)
+    return sizes
+
+
+class _Sgd:
+    """One step of torch's own SGD, in its functional form.
+
+    ``torch.optim.SGD`` computes the same bits but imports the compiler when constructed, which costs every
+    process of a federation seconds and tens of megabytes.
+    """
+
+    def __init__(self, model: nn.Module, settings: LoopSettings) -> None:
+        self.model, self.settings = model, settings
+        self.weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        self.momentum: list[Tensor | None] = [None] * len(self.weights)
+        rates = {"lr": settings.lr, "momentum": settings.momentum, "weight_decay": settings.weight_decay}
+        self.update = partial(sgd, dampening=0.0, nesterov=False, maximize=False, **rates)
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Step on images (B, channels, height, width) and labels (B,); the mean loss before the step."""
+        with _precision(self.settings):
+            loss = cross_entropy(self.model(images), labels)
+        gradients = list(torch.autograd.grad(loss, self.weights))
+        with torch.no_grad():
+            self.update(self.weights, gradients, self.momentum)
+        return loss.detach()
+
+
+def _in_eval_mode(
+    model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings
+) -> list[tuple[Tensor, Tensor]]:
+    """Logits (B, C) in float32 and labels (B,), a pair a batch; the model's mode stays as it was."""
+    _check_labels(images, labels, model.head.out_features)
+    _place(model, settings)
+    was_training = model.training
+    model.eval()
+    cuts = range(settings.score_batch, len(labels), settings.score_batch)
+    with torch.inference_mode(), _precision(settings):
+        logits = [model(inputs(chunk, settings)).float() for chunk in np.split(images, cuts)]
+    model.train(was_training)
+    return list(zip(logits, torch.split(_labels(labels, settings), settings.score_batch), strict=True))
+
+
+def _place(model: nn.Module, settings: LoopSettings) -> None:
+    threads(settings)
+    model.to(settings.torch_device)
+    if settings.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _precision(settings: LoopSettings) -> AbstractContextManager[object]:
+    if settings.precision == "float32":
+        return nullcontext()
+    return torch.autocast(settings.torch_device.type, dtype=torch.bfloat16)
+
+
+def _on_device(array: np.ndarray, settings: LoopSettings) -> Tensor:
+    # torch warns about a view of a read-only array (a memory-mapped data set), so that one is copied
+    tensor = torch.as_tensor(array if array.flags.writeable else array.copy())
+    return tensor.to(settings.torch_device)
+
+
+def _labels(labels: np.ndarray, settings: LoopSettings) -> Tensor:
+    return _on_device(labels.astype(np.int64, copy=False), settings)
+
+
+def _train_mode(model: nn.Module, batchnorm: bool) -> None:
+    model.train()
+    for layer in batchnorms(model):
+        layer.train(batchnorm)
+
+
+def _is_finite(model: nn.Module) -> bool:
+    state = [t for t in model.state_dict().values() if t.is_floating_point()]
+    return bool(torch.stack([t.isfinite().all() for t in state]).all())
+
+
+def _check_labels(images: np.ndarray, labels: np.ndarray, classes: int) -> None:
+    # the number of samples can be private, so no message carries a shape
+    if len(labels) == 0 or labels.ndim != 1 or len(labels) != len(images) or labels.dtype.kind not in "iu":
+        raise ValueError(
+            "labels must be whole numbers, one an image and one or more in all, "
+            f"got {labels.dtype} with {labels.ndim} axes. Correct the data loader"
+        )
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"labels must lie in 0..{classes - 1}; the data loader must list every class")

@@ -1,0 +1,68 @@
+"""The ClientApp: three kinds of messages, a few lines each. Everything that leaves goes through ``boundary``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from client_app.boundary import inbound, make_guard, seal, seal_hello
+from client_app.data import data_digest, write_manifest
+from client_app.session import Session, open_session
+from strategies.types import Layout
+from strategies.wire import Wire
+
+
+def contract(context: Context) -> tuple[Wire, Mapping[str, Layout]]:
+    """What the run's method lets leave this client."""
+    session = open_session(context)
+    return session.settings.own.wire, session.learner.parts
+
+
+app = ClientApp(mods=[make_guard(contract)])
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round: score what is served, train, commit local state, send what the contract allows."""
+    session, wire, parts = _open(context)
+    slots, rnd = inbound(message, wire, parts)
+    with session.store() as store:
+        reply = session.learner.train(slots, session.data, store, rnd)
+    return Message(seal(reply, wire, parts), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """After the last round: score the model this client serves with, and leave it in its own hands."""
+    session, wire, parts = _open(context)
+    slots, rnd = inbound(message, wire, parts)
+    with session.store() as store:
+        reply = session.learner.evaluate(slots, session.data, store, rnd)
+    return Message(seal(reply, wire, parts, "closing"), reply_to=message)
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Before round 1: who this client is, and what its data need of the model. Opens the data, so bad data show now."""
+    session = open_session(context)
+    if session.node.simulated and session.node.index == 0 and session.settings.run.out:
+        # class counts are local on separate machines; in a simulation all clients are the same user's
+        write_manifest(session.settings.run)
+    classes = session.data.classes
+    facts: dict[str, str | int] = {
+        "site": session.node.name,
+        "classes": len(classes),
+        "class-digest": hashlib.sha256("\x1f".join(classes).encode()).hexdigest()[:16],
+        "input-shape": "x".join(map(str, session.data.input_shape)),
+        # a digest over a site's own labels would let the server confirm a guess of them
+        "split-digest": data_digest(session.data) if session.node.simulated else "",
+    }
+    return Message(seal_hello(facts), reply_to=message)
+
+
+def _open(context: Context) -> tuple[Session, Wire, Mapping[str, Layout]]:
+    session = open_session(context)
+    return session, session.settings.own.wire, session.learner.parts

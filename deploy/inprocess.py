@@ -1,0 +1,178 @@
+"""Flower's Grid in one process: no Ray, no network. The fast way on one machine, and what tests use.
+
+The grid calls the ClientApp itself, with the same messages and the same node config that Flower's simulation would
+inject. With one worker a client runs when its reply is asked for; with more, worker processes run clients side by
+side. The order in which replies are folded is the round loop's, so the numbers do not depend on the workers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+RUN_ID = 1
+SERVER_NODE = 1
+FIRST_NODE = 1000
+DIED = 8  # Flower's code for a client process that crashed
+
+
+class InProcessGrid(Grid):
+    """A grid of ``clients`` virtual nodes.
+
+    Parameters
+    ----------
+    app : the ClientApp, or None to load the project's own (also in worker processes).
+    run_config : what every client's context carries.
+    clients : number of virtual nodes, each one partition.
+    workers : processes; 1 runs everything in this one.
+    """
+
+    def __init__(self, run_config: Mapping[str, Any], clients: int, workers: int = 1, app: ClientApp | None = None) -> None:
+        if clients < 1 or workers < 1:
+            raise ValueError(f"clients and workers must be 1 or more, got {clients} and {workers}")
+        if app is not None and workers > 1:
+            raise ValueError("an app object cannot be sent to worker processes; use workers = 1 with it")
+        identify()
+        self.clients = clients
+        self.window = 2 * workers if workers > 1 else 1
+        self._run_config, self._app = dict(run_config), app
+        self._queue: deque[Message] = deque()
+        self._workers = [Worker(self._run_config, clients) for _ in range(workers)] if workers > 1 else []
+        self._run: Any = None
+
+    def set_run(self, run: Any) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Any:
+        return self._run
+
+    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str,  # type: ignore[override]
+                       ttl: float | None = None) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [FIRST_NODE + index for index in range(self.clients)]
+
+    def get_nodes(self) -> Iterable[Any]:
+        raise NotImplementedError("the in-process engine has node ids only")
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+            ids.append(message.metadata.message_id)
+            self._queue.append(message)
+        self._feed()
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that are ready. One worker: the next client runs now. More: waits until one of them is done."""
+        if not self._workers:
+            return [self._answer(self._queue.popleft())] if self._queue else []
+        self._feed()
+        busy = {worker.connection: worker for worker in self._workers if worker.busy}
+        ready = wait(list(busy), timeout=0.5) if busy else []
+        return [busy[connection].collect() for connection in ready]  # type: ignore[index]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        left, replies = set(self.push_messages(messages)), []
+        while left:
+            for reply in self.pull_messages(left):
+                left.discard(reply.metadata.reply_to_message_id)
+                replies.append(reply)
+        return replies
+
+    def close(self) -> None:
+        """End the worker processes."""
+        for worker in self._workers:
+            worker.close()
+
+    def _answer(self, message: Message) -> Message:
+        if self._app is None:
+            from client_app.main import app
+
+            self._app = app
+        return answer(self._app, message, self._run_config, self.clients)
+
+    def _feed(self) -> None:
+        for worker in self._workers:
+            if self._queue and not worker.busy:
+                worker.give(self._queue.popleft())
+
+
+def answer(app: ClientApp, message: Message, run_config: Mapping[str, Any], clients: int) -> Message:
+    """What the client that ``message`` is for replies."""
+    node = message.metadata.dst_node_id
+    context = Context(run_id=RUN_ID, node_id=node, node_config={"partition-id": node - FIRST_NODE, "num-partitions": clients},
+                      state=RecordDict(), run_config=dict(run_config))
+    return app(message, context)
+
+
+def identify() -> None:
+    """Outside Flower's own processes nobody tells ``Message`` which task it belongs to."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = RUN_ID, 1, SERVER_NODE
+
+
+class Worker:
+    """One process that answers one message at a time. If it dies, its message gets an error reply and it is replaced."""
+
+    def __init__(self, run_config: Mapping[str, Any], clients: int) -> None:
+        self._arguments = (dict(run_config), clients)
+        self._message: Message | None = None
+        self._start()
+
+    @property
+    def busy(self) -> bool:
+        return self._message is not None
+
+    def give(self, message: Message) -> None:
+        self.connection.send(message)
+        # the content may be a whole model: only what an error reply needs is kept
+        self._message = Message(metadata=message.metadata, content=RecordDict())  # type: ignore[call-overload]
+
+    def collect(self) -> Message:
+        asked, self._message = self._message, None
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.close()
+            self._start()
+            assert asked is not None
+            return Message(Error(DIED, "fedhearth:WorkerDied: a worker process died while it trained this client"), reply_to=asked)
+
+    def close(self) -> None:
+        self.connection.close()
+        self._process.join(timeout=2)
+        if self._process.is_alive():
+            self._process.terminate()
+
+    def _start(self) -> None:
+        # spawn, not fork: torch's threads do not survive a fork, and Windows knows no other
+        context = mp.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(theirs, *self._arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+
+def work(connection: Connection, run_config: Mapping[str, Any], clients: int) -> None:
+    """The worker's loop: a message in, its reply out, until the other end closes."""
+    identify()
+    from client_app.main import app
+
+    while True:
+        try:
+            message = connection.recv()
+        except EOFError:
+            return
+        connection.send(answer(app, message, run_config, clients))

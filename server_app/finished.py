@@ -1,0 +1,80 @@
+"""A finished run, read back from its folder with every way it can be damaged said plainly."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FIGURES = ("mean", "worst", "bottom20")
+
+
+class ComparisonError(ValueError):
+    """These runs cannot be compared. The text says which run, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run: its summary, and each client's ``served`` and ``adapted`` accuracy in 0..1."""
+
+    path: Path
+    summary: Mapping[str, Any]
+    accuracy: Mapping[str, Mapping[str, float]]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What must agree for two runs to be paired: split and seed."""
+        return self.summary["split_hash"], self.summary["seed"]
+
+
+def read_run(path: Path) -> Run:
+    """A finished run from its folder or its summary.json; raises ``ComparisonError``."""
+    folder = path.parent if path.name == "summary.json" else path
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ComparisonError(
+            f"{folder}: no summary.json, so this is not the folder of a finished run. "
+            "Finish the run (resume=true) or leave it out"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ComparisonError(
+            f"{folder}: summary.json is damaged ({error}). Run again, or restore the file"
+        ) from None
+    if problem := _problem(summary):
+        raise ComparisonError(
+            f"{folder}: summary.json {problem}. Was it written by this version of FedHearth?"
+        )
+    return Run(folder, summary, _accuracy(folder / "clients.csv"))
+
+
+def _problem(summary: Any) -> str:
+    if not isinstance(summary, dict):
+        return "is damaged: expected an object"
+    if missing := [k for k in ("method", "seed", "served", "split_hash", "run_config") if k not in summary]:
+        return f"is damaged: it lacks {', '.join(missing)}"
+    if not summary["served"]:
+        return "has no served scores: nothing was scored in the closing evaluation"
+    for kind in ("served", "adapted"):
+        figures = summary.get(kind) or dict.fromkeys((*FIGURES, "n"), 0)
+        if not isinstance(figures, dict) or not all(
+            isinstance(figures.get(k), int | float) for k in (*FIGURES, "n")
+        ):
+            return f"is damaged: {kind!r} must hold numbers for {', '.join(FIGURES)} and n"
+    return ""
+
+
+def _accuracy(table: Path) -> dict[str, dict[str, float]]:
+    """served and adapted by client; empty without a clients.csv, which costs the paired differences only."""
+    out: dict[str, dict[str, float]] = {"served": {}, "adapted": {}}
+    if not table.exists():
+        return out
+    with table.open(encoding="utf-8", newline="") as lines:
+        for line in csv.DictReader(lines):
+            for kind, scores in out.items():
+                if line.get(kind):
+                    scores[line["client"]] = float(line[kind])
+    return out

@@ -1,0 +1,75 @@
+"""The ServerApp: parse the run config, meet the clients, run the rounds, write the results.
+
+The same function serves every engine: Flower calls it with a Ray or a gRPC grid, the in-process engine with its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+
+from server_app.record import RunRecorder, open_run
+from server_app.roster import Roster
+from server_app.rounds import OnReply, Plan, run_rounds
+from strategies.adapter import RuleStrategy
+from strategies.registry import Settings, items_of_all, parse_run_config
+from strategies.types import Slots, layout_of
+
+log = logging.getLogger(__name__)
+app = ServerApp()
+HELLO_WAIT = 300.0
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Flower's entry point."""
+    serve(grid, context, engine="ray" if type(grid).__name__ == "InMemoryGrid" else "grpc")
+
+
+def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = None,
+          on_round: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+    """One whole run, from hello to report. Returns the summary.
+
+    Raises
+    ------
+    ConfigError, RunFailed
+        With what was expected, what came and what to do, before round 1 wherever that can be known.
+    """
+    settings = parse_run_config(context.run_config)
+    run = settings.run
+    flat = items_of_all(settings)
+    folder = open_run(settings, flat)
+    roster = Roster(run.seed, run.fraction)
+    roster.gather(grid, run.clients, wait=HELLO_WAIT, deadline=min(run.deadline, HELLO_WAIT))
+    start = initial_model(settings, roster)
+    recorder = RunRecorder(folder, settings, flat, engine, roster)
+    strategy = RuleStrategy(settings.method.rule_class()(settings.own, run, recorder.shelf), settings.own.wire, start,
+                            {part: layout_of(tensors) for part, tensors in start.items()}, roster, run)
+    del start
+    done = recorder.resume(strategy) if run.resume else 0
+    plan = Plan(run.rounds, run.deadline, run.quorum, run.max_void_rounds, done)
+
+    def after_round(outcome: Any) -> None:
+        record = recorder.after_round(strategy, outcome)
+        roster.refresh(grid, min(run.deadline, HELLO_WAIT))
+        if on_round:
+            on_round(record)
+
+    run_rounds(grid, strategy, ArrayRecord(), plan, after_round, lambda o: recorder.after_evaluate(strategy, o), on_reply)
+    summary = recorder.finish(strategy)
+    log.info("results in %s", folder)
+    return summary
+
+
+def initial_model(settings: Settings, roster: Roster) -> Slots:
+    """The parts of the model every client starts from, fitted to what the clients said of their data."""
+    from models import build_model  # torch is only needed here, and only for a moment
+
+    hello = roster.hellos[roster.names()[0]]
+    run = settings.run
+    model = build_model(run.model, hello.classes, hello.input_shape, run.width, run.seed)
+    return {part: {name: tensor.copy() for name, tensor in model.tensors(part).items()} for part in ("encoder", "head")}

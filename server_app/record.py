@@ -1,0 +1,136 @@
+"""What a run leaves behind while it runs: its folder, the checkpoint of every round, the shelf, the report.
+
+Order at the end of a round: the shelf's files are made durable, then the checkpoint that refers to them, then the
+report's line; older files go last. Killed anywhere in between, a run resumes from its latest checkpoint, and the
+report is cut back to it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from server_app.checkpoint import Checkpoints
+from server_app.encoder_shelf import EncoderShelf
+from server_app.report import RunReport, replace_text
+from server_app.roster import Roster
+from server_app.rounds import Outcome
+from strategies.adapter import RuleStrategy
+from strategies.config import ConfigError
+from strategies.registry import Settings
+from strategies.split_hash import combined_hash
+
+log = logging.getLogger(__name__)
+# A resumed run may change where and how patiently it runs, not what it computes.
+FREE_KEYS = frozenset({"resume", "out", "state-dir", "deadline", "quorum", "max-void-rounds", "threads"})
+
+
+def open_run(settings: Settings, flat: Mapping[str, Any]) -> Path:
+    """The run's folder, with its config in ``run.json``.
+
+    Raises
+    ------
+    ConfigError
+        If the folder holds another run and this one does not resume it, or resumes it with other settings.
+    """
+    run = settings.run
+    folder = Path(run.out).expanduser() if run.out else Path.home() / ".fedhearth" / "runs" / (run.run_id or time.strftime("%Y%m%d-%H%M%S"))
+    folder = folder.absolute()
+    saved = folder / "run.json"
+    if not run.resume:
+        if saved.exists():
+            raise ConfigError("out already holds a run; give another folder, or resume that one with resume = true")
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_text(saved, json.dumps(dict(flat), indent=1, sort_keys=True))
+        return folder
+    if not saved.exists():
+        raise ConfigError("resume = true, but out holds no run; give the folder of the run to go on with")
+    before = json.loads(saved.read_text())
+    differing = sorted(k for k in (before.keys() | flat.keys()) - FREE_KEYS if before.get(k) != flat.get(k))
+    if differing:
+        raise ConfigError(f"a run resumes with the settings it started with; different now: {', '.join(differing)}")
+    return folder
+
+
+class RunRecorder:
+    """Checkpoint, shelf and report of one run, kept in step."""
+
+    def __init__(self, folder: Path, settings: Settings, flat: Mapping[str, Any], engine: str, roster: Roster) -> None:
+        self.folder, self.settings, self.roster = folder, settings, roster
+        self.shelf = EncoderShelf(folder / "shelf")
+        self._checkpoints = Checkpoints(folder / "checkpoints")
+        self._flat, self._engine = dict(flat), engine
+        self._report: RunReport | None = None
+        self._kept: dict[str, int] = {}
+        self._final: dict[str, Any] = {}
+        self._began = time.monotonic()
+
+    @property
+    def report(self) -> RunReport:
+        if self._report is None:
+            self._report = RunReport(self.folder, self._flat, self._engine)
+        return self._report
+
+    def resume(self, strategy: RuleStrategy) -> int:
+        """Put ``strategy`` back where the latest checkpoint left it; returns the rounds that lie behind."""
+        found = self._checkpoints.latest(type(strategy.state))
+        done = 0
+        if found is not None:
+            done, strategy.state, extra = found
+            strategy.acked = {client: int(number) for client, number in extra["acked"].items()}
+            self._kept = self._shelved(strategy)
+        log.info("resuming after round %d", done)
+        self._report = RunReport(self.folder, self._flat, self._engine, resume_from=done)
+        return done
+
+    def after_round(self, strategy: RuleStrategy, outcome: Outcome) -> dict[str, Any]:
+        """Make the round durable, then write its line; returns the line."""
+        kept = self._shelved(strategy)
+        self.shelf.sync()
+        self._checkpoints.save(outcome.number, strategy.state, {"acked": strategy.acked})
+        diagnostics = dict(strategy.rule.diagnostics(strategy.state))
+        if diagnostics.get("clusters", {}).get("round") != outcome.number:
+            diagnostics.pop("clusters", None)
+        record = {"round": outcome.number, "seconds": outcome.seconds, "diagnostics": diagnostics, **strategy.tally.record()}
+        self.report.round(record)
+        # the checkpoint before this one may still be resumed from, so its encoders stay one round longer
+        self.shelf.prune(kept, self._kept)
+        self._kept = kept
+        return record
+
+    def after_evaluate(self, strategy: RuleStrategy, outcome: Outcome) -> None:
+        self._final = strategy.tally.record()
+
+    def finish(self, strategy: RuleStrategy) -> dict[str, Any]:
+        """Write the report and return the summary."""
+        run = self.settings.run
+        return self.report.finish({
+            **self._final,
+            "seconds": time.monotonic() - self._began,
+            "peak_rss_mib": peak_rss_mib(),
+            "split_hash": combined_hash({name: hello.split_digest for name, hello in self.roster.hellos.items()}),
+            "versions": {"python": platform.python_version(), **{p: version(p) for p in ("flwr", "torch", "numpy", "scikit-learn")}},
+            "personal_models": str(Path(run.state_dir).expanduser() / (run.run_id or "run")) if run.state_dir else "",
+        })
+
+    def _shelved(self, strategy: RuleStrategy) -> dict[str, int]:
+        """What the state still needs from the shelf; rules that keep nothing there have no such method."""
+        shelved = getattr(strategy.rule, "shelved", None)
+        return shelved(strategy.state) if shelved else {}
+
+
+def peak_rss_mib() -> float:
+    """Largest resident memory of this process so far, in MiB (0 where the platform does not tell)."""
+    if sys.platform == "win32":
+        return 0.0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1024 if sys.platform != "darwin" else peak / 2**20

@@ -1,0 +1,212 @@
+"""RuleStrategy: the only subclass of Flower's ``Strategy``, which drives any ``ServerRule``.
+
+A rule knows no Flower; this file knows no algorithm. It turns a rule's slots into messages, checks every reply
+against the contract, and folds the good ones into the rule. A bad reply is counted by reason and never touches the
+state. State, acknowledged rounds and the tally of the round are plain data, so that a checkpoint is all there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from strategies.config import RunConfig
+from strategies.types import Layout, Round, ServerRule, Slots, Tensors, Update
+from strategies.wire import METRICS, ROUND, SCORES, Direction, Wire, WireViolation, bytes_of, pack_round, pack_slot, unpack
+
+log = logging.getLogger(__name__)
+
+# Flower's error codes in words; their own texts may hold paths, so they are not logged.
+ERROR_WORDS = {1: "app-not-loaded", 2: "client-raised", 3: "expired", 4: "reply-lost", 5: "node-unavailable", 6: "mod-failed",
+               7: "invalid-bundle", 8: "client-crashed"}
+
+
+class Members(Protocol):
+    """Who takes part; ``server_app.roster`` is the real one."""
+
+    def names(self) -> tuple[str, ...]: ...
+    def node_id(self, name: str) -> int | None: ...
+    def sample(self, round_number: int) -> tuple[str, ...]: ...
+
+
+@dataclass
+class Tally:
+    """What happened in one exchange, ready for the report. ``dropped`` counts replies by reason."""
+
+    asked: list[str] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
+    up: Counter[str] = field(default_factory=Counter)
+    down: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    void: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """As JSON-able data: scores by label and client, bytes by slot, drops by reason."""
+        by_label: dict[str, dict[str, float]] = {}
+        for client, metrics in self.metrics.items():
+            for label, value in metrics.items():
+                by_label.setdefault(label.replace("-", "_"), {})[client] = value
+        names = {"num_examples": "n_train", "num_test": "n_test"}
+        return {"asked": self.asked, "accepted": self.accepted, "void": self.void, "dropped": dict(self.dropped),
+                "bytes": {"up": dict(self.up), "down": dict(self.down)},
+                **{names.get(label, label): values for label, values in by_label.items()}}
+
+
+class RuleStrategy(Strategy):
+    """A ``ServerRule`` as a Flower strategy.
+
+    Parameters
+    ----------
+    rule : the method's server half.
+    wire : the method's contract.
+    start : the initial model's parts ("encoder", "head").
+    members : the clients by name.
+    run : the run's settings.
+    """
+
+    def __init__(self, rule: ServerRule[Any], wire: Wire, start: Slots, parts: Mapping[str, Layout], members: Members,
+                 run: RunConfig) -> None:
+        self.rule, self.wire, self.parts, self.members, self.run = rule, wire, parts, members, run
+        self.state = rule.init(start)
+        self.acked: dict[str, int] = {}
+        self.tally = Tally()
+        self._asked: dict[str, Metadata] = {}
+        self._packed: dict[int, tuple[Tensors, ArrayRecord]] = {}
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """This round's messages, made one at a time so that no two clients' mixtures need be in memory at once."""
+        last = server_round == self.run.rounds
+        rnd = Round(server_round, self.run.rounds, self.run.seed, score_served=(server_round - 1) % self.run.score_every == 0,
+                    score_adapted=last or self.run.score_adapted == "always")
+        return self._messages(self.members.sample(server_round), rnd, MessageType.TRAIN)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Nothing between rounds (training messages score); all clients once after the last round."""
+        if server_round < self.run.rounds:
+            return []
+        rnd = Round(server_round, self.run.rounds, self.run.seed, score_served=True, closing=True)
+        return self._messages(self.members.names(), rnd, MessageType.EVALUATE)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the valid replies in; below quorum the round is void and the state stays as it was (None)."""
+        rnd = Round(server_round, self.run.rounds, self.run.seed)
+        valid = self._valid(replies, "up")
+        first = next(valid, None)
+        merged = self.state if first is None else self.rule.merge(self.state, chain((first,), valid), rnd)
+        self._count_missing()
+        self.tally.void = len(self.tally.accepted) < max(1, math.ceil(self.run.quorum * len(self.tally.asked)))
+        if self.tally.void:
+            return None, None
+        self.state = merged
+        self.acked.update(dict.fromkeys(self.tally.accepted, server_round))
+        return ArrayRecord(), self._means()
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        for _ in self._valid(replies, "closing"):
+            pass
+        self._count_missing()
+        return self._means()
+
+    def summary(self) -> None:
+        log.info("%d clients, %s participation, quorum %s", len(self.members.names()), self.run.fraction, self.run.quorum)
+
+    def _messages(self, names: Iterable[str], rnd: Round, kind: str) -> Iterator[Message]:
+        self.tally, self._asked = Tally(), {}
+        for name in names:
+            self.tally.asked.append(name)
+            node = self.members.node_id(name)
+            if node is None:
+                self.tally.dropped["offline"] += 1
+                continue
+            content = self._content(name, replace(rnd, acked=self.acked.get(name, 0)))
+            self.tally.down.update(bytes_of(content))
+            message = Message(content, node, kind, ttl=self.run.deadline, group_id=str(rnd.number))
+            # only the metadata is kept: Flower writes the message id into it, and the content may be a whole model
+            self._asked[name] = message.metadata
+            yield message
+        self._packed.clear()
+
+    def _content(self, name: str, rnd: Round) -> RecordDict:
+        slots = self.rule.downlink(self.state, name, rnd)
+        private = {slot.name for slot in self.wire.down if slot.serves}
+        if private & slots.keys():
+            rnd = replace(rnd, score_served=True)
+        content = RecordDict({slot: pack_slot(tensors) if slot in private else self._pack_once(tensors)
+                              for slot, tensors in slots.items()})
+        content[ROUND] = pack_round(rnd)
+        return content
+
+    def _pack_once(self, tensors: Tensors) -> ArrayRecord:
+        """One record for tensors that are the same object for all clients: Flower then uploads it once."""
+        key = id(tensors)  # the tensors stay beside their record, so that the id stays theirs for the round
+        if key not in self._packed:
+            self._packed[key] = (tensors, pack_slot(tensors))
+        return self._packed[key][1]
+
+    def _valid(self, replies: Iterable[Message], direction: Direction) -> Iterator[Update]:
+        """The replies that fit the contract, as updates; everything else is counted and left behind."""
+        for reply in replies:
+            # messages are sent lazily, so who was asked is only known as replies come
+            client = self._sender(reply)
+            if client is None:
+                self._drop("?", "unasked", "a reply to no message of this round")
+                continue
+            self._asked.pop(client)
+            try:
+                yield self._update(client, reply, direction)
+            except WireViolation as wrong:
+                self._drop(client, wrong.kind, str(wrong))
+
+    def _sender(self, reply: Message) -> str | None:
+        wanted = reply.metadata.reply_to_message_id
+        return next((name for name, sent in self._asked.items() if sent.message_id == wanted), None)
+
+    def _update(self, client: str, reply: Message, direction: Direction) -> Update:
+        if reply.has_error():
+            raise self._fault(client, reply)
+        self.tally.up.update(bytes_of(reply.content))
+        slots = unpack(self.wire, direction, reply.content, self.parts)
+        metrics = dict(reply.content.get(METRICS, {}))
+        weight = 1.0
+        if self.run.weighting == "examples":
+            weight = metrics.get("num-examples", 0)
+            if weight < 1:
+                raise WireViolation("metrics", "num-examples must be 1 or more")
+        self.tally.accepted.append(client)
+        self.tally.metrics[client] = metrics
+        return Update(client, slots, float(weight), metrics)
+
+    def _fault(self, client: str, reply: Message) -> WireViolation:
+        reason = reply.error.reason or ""
+        if not reason.startswith("fedhearth:"):
+            word = ERROR_WORDS.get(reply.error.code, f"error-{reply.error.code}")
+            return WireViolation(word, "Flower reported it; the client's own log has the details")
+        _, kind, text = reason.split(":", 2)
+        if kind == "StateLost":
+            # nothing of the acknowledged round is left there: let it start again instead of failing for ever
+            self.acked.pop(client, None)
+        return WireViolation(kind, text.strip())
+
+    def _drop(self, client: str, reason: str, text: str) -> None:
+        self.tally.dropped[reason] += 1
+        log.warning("dropped the reply of %s (%s): %s", client, reason, text)
+
+    def _count_missing(self) -> None:
+        for client in self._asked:
+            self._drop(client, "deadline", "no reply came before the round's deadline")
+        self._asked = {}
+
+    def _means(self) -> MetricRecord:
+        """Unweighted means over the clients that sent a score."""
+        values = {label: [m[label] for m in self.tally.metrics.values() if label in m] for label in sorted(SCORES)}
+        return MetricRecord({label: sum(v) / len(v) for label, v in values.items() if v})

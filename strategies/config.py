@@ -1,0 +1,182 @@
+"""Flower's flat run config -> frozen dataclasses, and back.
+
+One flat name space: ``rounds`` belongs to the run, ``hdc-fl.refresh-every`` to a method. A key nobody knows
+is an error that names the nearest known one; a value of the wrong type or out of range is an error before
+anything starts. Defaults live in the dataclasses; pyproject.toml repeats them (Flower refuses to override a
+key that is absent there) and a test keeps both equal.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, get_type_hints
+
+Scalar = bool | int | float | str
+C = TypeVar("C")
+
+PARTITIONS = ("iid", "label-subset", "dirichlet", "rotation")
+MODELS = ("cnn", "resnet18", "mobilenetv2")
+BN_RULES = ("recompute", "average", "moments")
+
+
+class ConfigError(ValueError):
+    """A run config that cannot be run. The text says what was expected and what came."""
+
+
+def require(condition: bool, key: str, expected: str, got: object) -> None:
+    """Raise a ``ConfigError`` about ``key`` unless ``condition`` holds."""
+    if not condition:
+        raise ConfigError(f"{key} must be {expected}, got {got!r}")
+
+
+def choice(key: str, options: tuple[str, ...], got: str) -> None:
+    """Raise a ``ConfigError`` naming the nearest option unless ``got`` is one of ``options``."""
+    if got not in options:
+        raise ConfigError(f"{key} must be one of {', '.join(options)}; got {got!r}{nearest(got, options)}")
+
+
+def nearest(got: str, options: tuple[str, ...]) -> str:
+    """``; did you mean 'x'?`` or nothing."""
+    close = difflib.get_close_matches(got, options, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def check_site_name(name: str) -> None:
+    """A client's name is a folder name on two machines, so its alphabet is narrow."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ConfigError("a site name must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every method has in common. Every field is a run-config key with dashes for underscores.
+
+    Model, learning rate, batch, epochs and rounds default to the lite protocol B of the HDC-FL pilot, which is
+    our own choice (no published values); ``width = 0`` means the model's own default width.
+
+    Attributes
+    ----------
+    dataset : ``digits``, ``cifar10:FOLDER``, ``npz:FILE`` or ``module:function``.
+    partition : how a simulated data set is divided among ``clients``; ``classes_per_client`` serves
+        ``label-subset``, ``alpha`` serves ``dirichlet``.
+    test_fraction : share of each client's samples kept for testing (``test_split = "own"``); with
+        ``"official"`` the data set's own test images are divided in proportion to the training classes.
+    fraction : share of the clients asked in a round.
+    bn : BatchNorm statistics a client scores with. ``recompute`` averages them on the server and re-estimates them
+        on the client's own training images before scoring (both figures are reported); ``average`` and
+        ``moments`` (law of total variance) score as aggregated.
+    weighting : ``examples`` weighs a client by its number of training samples, ``uniform`` keeps that number home.
+    score_every : rounds between two *served* scores; refresh rounds and the end are always scored.
+    score_adapted : *adapted* scores in the ``last`` round only, or ``always``.
+    deadline : seconds a round may take; also the time to live of its messages.
+    quorum : share of the asked clients that must reply validly, else the round is void.
+    """
+
+    method: str = "hdc-fl"
+    dataset: str = "digits"
+    partition: str = "rotation"
+    clients: int = 20
+    classes_per_client: int = 2
+    alpha: float = 0.1
+    test_fraction: float = 0.25
+    test_split: str = "own"
+    rounds: int = 15
+    fraction: float = 1.0
+    seed: int = 0
+    model: str = "cnn"
+    width: int = 0
+    epochs: int = 2
+    batch: int = 25
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    bn: str = "recompute"
+    weighting: str = "examples"
+    score_every: int = 1
+    score_adapted: str = "last"
+    score_batch: int = 256
+    device: str = "auto"
+    precision: str = "float32"
+    channels_last: bool = False
+    threads: int = 1
+    deadline: float = 3600.0
+    quorum: float = 0.5
+    max_void_rounds: int = 3
+    out: str = ""
+    state_dir: str = ""
+    run_id: str = ""
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        choice("partition", PARTITIONS, self.partition)
+        choice("model", MODELS, self.model)
+        choice("bn", BN_RULES, self.bn)
+        choice("weighting", ("examples", "uniform"), self.weighting)
+        choice("test-split", ("own", "official"), self.test_split)
+        choice("score-adapted", ("last", "always"), self.score_adapted)
+        choice("precision", ("float32", "bf16"), self.precision)
+        for key in ("clients", "classes_per_client", "rounds", "epochs", "batch", "score_every", "score_batch", "threads",
+                    "max_void_rounds"):
+            require(getattr(self, key) >= 1, dashed(key), "1 or more", getattr(self, key))
+        require(self.width >= 0, "width", "0 (the model's default) or more", self.width)
+        require(0 <= self.seed < 2**63, "seed", "between 0 and 2**63 - 1", self.seed)
+        for key in ("alpha", "lr", "deadline"):
+            value = getattr(self, key)
+            require(value > 0 and math.isfinite(value), dashed(key), "a finite number above 0", value)
+        require(0 <= self.test_fraction < 1, "test-fraction", "at least 0 and below 1", self.test_fraction)
+        for key in ("fraction", "quorum"):
+            require(0 < getattr(self, key) <= 1, key, "above 0 and at most 1", getattr(self, key))
+        require(0 <= self.momentum < 1, "momentum", "at least 0 and below 1", self.momentum)
+        require(self.weight_decay >= 0 and math.isfinite(self.weight_decay), "weight-decay", "0 or more", self.weight_decay)
+        if self.run_id:
+            check_site_name(self.run_id)
+
+
+def dashed(field: str) -> str:
+    """``refresh_every`` -> ``refresh-every``."""
+    return field.replace("_", "-")
+
+
+def keys_of(cls: type, prefix: str = "") -> dict[str, str]:
+    """Run-config key -> field name, for a config dataclass."""
+    return {prefix + dashed(f.name): f.name for f in fields(cls)}
+
+
+def items_of(config: Any, prefix: str = "") -> dict[str, Scalar]:
+    """A config dataclass as flat run-config items."""
+    return {key: getattr(config, name) for key, name in keys_of(type(config), prefix).items()}
+
+
+def parse(cls: type[C], flat: Mapping[str, object], prefix: str = "") -> C:
+    """Build ``cls`` from those keys of ``flat`` that are its own; missing ones keep their default.
+
+    Raises
+    ------
+    ConfigError
+        If a value has the wrong type (a whole number serves where a float is meant) or is out of range.
+    """
+    hints = get_type_hints(cls)
+    given = {name: _typed(key, flat[key], hints[name]) for key, name in keys_of(cls, prefix).items() if key in flat}
+    return cls(**given)
+
+
+def check_known(flat: Mapping[str, object], known: tuple[str, ...]) -> None:
+    """Raise a ``ConfigError`` for the first key of ``flat`` that is not in ``known``."""
+    for key in flat:
+        if key not in known:
+            raise ConfigError(f"unknown key {key!r}{nearest(key, known)}")
+
+
+def _typed(key: str, value: object, wanted: type) -> Scalar:
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not wanted:
+        raise ConfigError(f"{key} must be {_WORDS[wanted]}, got {value!r} ({_WORDS.get(type(value), type(value).__name__)})")
+    return value  # type: ignore[return-value]
+
+
+_WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

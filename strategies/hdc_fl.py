@@ -1,0 +1,235 @@
+"""HDC-FL: head-derived clustering (arXiv 2610.30075, abstract). Private heads are the signal of who resembles whom.
+
+Facts from the abstract: a shared encoder and private heads; at refresh rounds the server turns cached heads into
+normalised low-rank descriptors, clusters them, builds one encoder prototype a cluster from cached client encoders, and
+gives each client a soft mixture of prototypes, paired with its own unmodified head. Heads are never averaged and never
+sent to another client; the shared trajectory is unchanged. Everything else here (rank rule, k-means, temperature,
+refresh schedule, staleness, projection) is our own choice, as METHODS.md sections 0 and 1.8 say; no published figure
+exists to compare with.
+
+Shared: encoder weights and BatchNorm running mean and variance (by the run's ``bn`` rule); integer counters never
+travel. Degenerate cases: one cluster serves what FedPer serves, up to staleness weights; an infinite temperature gives
+every client the plain mean of the prototypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from strategies.config import RunConfig, choice, require
+from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD, shared_encoder
+from strategies.head_clusters import Clusters, ClusterSettings, cluster, permute
+from strategies.head_descriptor import flat_signal
+from strategies.mixture import blend, member_weights, mixture_weights, shrink
+from strategies.reduce import make_mean
+from strategies.seeds import derive_seed
+from strategies.types import Round, Shelf, Slots, Tensors, Update
+from strategies.wire import Slot, Wire
+
+DESCRIPTOR = "descriptor"
+MIXTURE = Slot("mixture", "encoder tensors", "this client's own mixture of the cluster encoders, after a refresh; served, never trained",
+               like="encoder", optional=True, serves=True)
+HEAD_UP = Slot("head", "classes x dim, classes", "the head, to the server only (signal = head, opt-in)", like="head")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of HDC-FL. Every default is this project's choice (METHODS.md 1.3 and 1.8), none is the paper's.
+
+    Attributes
+    ----------
+    signal : ``descriptor`` keeps the head at home and sends a projected sketch of it; ``head`` sends it to the server.
+    projection_dim, projection_seed : width Q of the sketch, and a number that varies the projection.
+    rank : how many dimensions are signal: largest eigenvalue ratio, ``parallel`` analysis, or ``energy`` share.
+    num_clusters : 0 chooses by silhouette, at most ``max_clusters``; below ``min_silhouette`` there is one cluster.
+    restarts : of k-means.
+    temperature : of the mixture; towards 0 a client takes its own cluster's prototype alone.
+    refresh_first, refresh_every : rounds; 0 scales with the run: min(20, rounds/2), then every rounds/3. The last
+        round always refreshes.
+    staleness : weight of a cached encoder a round older, as in gamma ** age.
+    shrink : pull the mixture towards the mean of all clients where the silhouette is weak.
+    serve : ``mixture``, or the ``better`` of mixture and shared encoder by the client's own training loss.
+    grouping : ``heads``, or ``random``: the control that deals the same clusters and weights out at random.
+    """
+
+    signal: str = "descriptor"
+    projection_dim: int = 512
+    projection_seed: int = 0
+    rank: str = "ratio"
+    max_rank: int = 8
+    energy: float = 0.9
+    num_clusters: int = 0
+    max_clusters: int = 8
+    min_cluster_size: int = 1
+    min_silhouette: float = 0.05
+    restarts: int = 50
+    temperature: float = 0.3
+    refresh_first: int = 0
+    refresh_every: int = 0
+    staleness: float = 0.9
+    shrink: bool = False
+    serve: str = "mixture"
+    grouping: str = "heads"
+
+    def __post_init__(self) -> None:
+        choice("hdc-fl.signal", ("descriptor", "head"), self.signal)
+        choice("hdc-fl.serve", ("mixture", "better"), self.serve)
+        choice("hdc-fl.grouping", ("heads", "random"), self.grouping)
+        require(self.projection_dim >= 1, "hdc-fl.projection-dim", "1 or more", self.projection_dim)
+        require(self.projection_seed >= 0, "hdc-fl.projection-seed", "0 or more", self.projection_seed)
+        require(self.temperature >= 0, "hdc-fl.temperature", "0 or more (inf is allowed)", self.temperature)
+        require(0 < self.staleness <= 1, "hdc-fl.staleness", "above 0 and at most 1", self.staleness)
+        require(self.refresh_first >= 0, "hdc-fl.refresh-first", "0 (scales with the run) or a round", self.refresh_first)
+        require(self.refresh_every >= 0, "hdc-fl.refresh-every", "0 (scales with the run) or a number of rounds", self.refresh_every)
+        _ = self.clustering  # validates the rest
+
+    @property
+    def clustering(self) -> ClusterSettings:
+        return ClusterSettings(rank=self.rank, max_rank=self.max_rank, energy=self.energy, max_clusters=self.max_clusters,
+                               num_clusters=self.num_clusters, min_cluster_size=self.min_cluster_size,
+                               min_silhouette=self.min_silhouette, restarts=self.restarts)
+
+    @property
+    def wire(self) -> Wire:
+        """The contract these settings imply: the head travels only where ``signal = head``."""
+        sketch = Slot(DESCRIPTOR, "Q", "projected, normalised sketch of how the head has moved",
+                      layout=((DESCRIPTOR, (self.projection_dim,), "float16"),))
+        up, local = (sketch, ("head", "data", "optimiser state")) if self.signal == "descriptor" \
+            else (HEAD_UP, ("data", "optimiser state"))
+        return Wire(down=(ENCODER_DOWN, INITIAL_HEAD, MIXTURE), up=(ENCODER_UP, up), local=local)
+
+    def refreshes(self, number: int, rounds: int) -> bool:
+        """Whether round ``number`` of ``rounds`` ends with a refresh."""
+        first = self.refresh_first or max(1, min(20, rounds // 2))
+        every = self.refresh_every or max(1, rounds // 3)
+        return number == rounds or (number >= first and (number - first) % every == 0)
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What the server remembers of one client: its signal (P,), and round and weight of its encoder on the shelf."""
+
+    signal: np.ndarray
+    round: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Outcome of the last refresh, for ``clients`` in that order.
+
+    Attributes
+    ----------
+    round : the refresh round; prototype k lies on the shelf under (``prototype-k``, round).
+    assignment (N,), weights (N, K) : cluster and mixture of each client.
+    similarity (N, N) : inner products of the unit descriptors.
+    """
+
+    round: int
+    clients: tuple[str, ...]
+    assignment: np.ndarray
+    weights: np.ndarray
+    similarity: np.ndarray
+    silhouette: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class State:
+    """The shared trajectory (``encoder``), the common first head, what is cached of each client, the last refresh."""
+
+    encoder: Tensors
+    initial_head: Tensors
+    cache: Mapping[str, Cached] = field(default_factory=dict)
+    groups: Groups | None = None
+
+
+@dataclass(frozen=True)
+class HdcRule:
+    """FedPer's average, and beside it, at refresh rounds, a mixture to serve for every client."""
+
+    config: Config
+    run: RunConfig
+    shelf: Shelf
+
+    def init(self, start: Slots) -> State:
+        return State(encoder=start["encoder"], initial_head=start["head"])
+
+    def downlink(self, state: State, client: str, rnd: Round) -> Slots:
+        slots = shared_encoder(state.encoder, state.initial_head, rnd)
+        groups = state.groups
+        # a stale mixture (old encoders, newer head) serves worse than the shared encoder: only a fresh one is sent
+        if groups is not None and groups.round == rnd.completed and client in groups.clients:
+            slots["mixture"] = self._mixture(groups, client)
+        return slots
+
+    def merge(self, state: State, updates: Iterable[Update], rnd: Round) -> State:
+        encoder, cache = make_mean(self.run.bn), dict(state.cache)
+        for update in updates:
+            encoder.add(update.slots["encoder"], update.weight)
+            self.shelf.put(update.client, rnd.number, update.slots["encoder"])
+            cache[update.client] = Cached(self._signal(state, update), rnd.number, update.weight)
+        state = replace(state, encoder=encoder.result(), cache=cache)
+        return self._refresh(state, rnd) if self.config.refreshes(rnd.number, rnd.total) else state
+
+    def diagnostics(self, state: State) -> Mapping[str, Any]:
+        """The last refresh as JSON-able data (empty before it)."""
+        g = state.groups
+        if g is None:
+            return {}
+        rows = g.weights.tolist()
+        return {"clusters": {
+            "round": g.round, "k": g.weights.shape[1], "silhouette": g.silhouette, "rank": g.rank,
+            "assignment": dict(zip(g.clients, g.assignment.tolist(), strict=True)),
+            "weights": dict(zip(g.clients, rows, strict=True)),
+            "similarity": {"clients": list(g.clients), "matrix": np.round(g.similarity, 4).tolist()}}}
+
+    def shelved(self, state: State) -> dict[str, int]:
+        """What must stay on the shelf for ``state`` to be usable: name -> round."""
+        kept = {client: cached.round for client, cached in state.cache.items()}
+        if state.groups is not None:
+            kept |= {f"prototype-{k}": state.groups.round for k in range(state.groups.weights.shape[1])}
+        return kept
+
+    def _signal(self, state: State, update: Update) -> np.ndarray:
+        if self.config.signal == "descriptor":
+            return np.array(update.slots[DESCRIPTOR][DESCRIPTOR])
+        return flat_signal(update.slots["head"], state.initial_head)
+
+    def _refresh(self, state: State, rnd: Round) -> State:
+        """Cluster the cached signals, put the prototypes on the shelf, note every client's mixture (METHODS.md 1.2)."""
+        clients = tuple(sorted(state.cache))
+        cached = [state.cache[c] for c in clients]
+        found = cluster(np.stack([c.signal for c in cached]).astype(np.float64), self.config.clustering,
+                        derive_seed(rnd.seed, "refresh", rnd.number) % 2**32)
+        weights = mixture_weights(found.embedding, found.centroids, self.config.temperature)
+        assignment = found.assignment
+        if self.config.grouping == "random":
+            deal = permute(len(clients), derive_seed(rnd.seed, "random-groups", rnd.number) % 2**32)
+            assignment, weights = assignment[deal], weights[deal]
+        members = member_weights(assignment, np.array([c.weight for c in cached]), self.config.staleness,
+                                 np.array([rnd.number - c.round for c in cached]))
+        for k in range(members.shape[1]):
+            self.shelf.put(f"prototype-{k}", rnd.number, blend(self._donors(clients, cached, members[:, k])))
+        if self.config.shrink:
+            weights = self._shrunk(weights, cached, assignment, found)
+        return replace(state, groups=Groups(rnd.number, clients, assignment, weights, found.embedding @ found.embedding.T,
+                                            found.silhouette, found.rank))
+
+    def _donors(self, clients: tuple[str, ...], cached: list[Cached], shares: np.ndarray) -> Iterator[tuple[float, Tensors]]:
+        for client, entry, share in zip(clients, cached, shares, strict=True):
+            if share > 0:
+                yield float(share), self.shelf.get(client, entry.round)
+
+    def _mixture(self, groups: Groups, client: str) -> Tensors:
+        row = groups.weights[groups.clients.index(client)]
+        return blend((float(a), self.shelf.get(f"prototype-{k}", groups.round)) for k, a in enumerate(row) if a > 0)
+
+    def _shrunk(self, weights: np.ndarray, cached: list[Cached], assignment: np.ndarray, found: Clusters) -> np.ndarray:
+        mass = np.bincount(assignment, weights=[c.weight for c in cached], minlength=weights.shape[1])
+        return shrink(weights, mass / mass.sum(), 1.0 - min(1.0, max(0.0, found.silhouette)))
+

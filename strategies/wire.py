@@ -1,0 +1,205 @@
+"""What may cross the wire, and the check that nothing else does.
+
+Every method states a ``Wire``: the slots that go down and up, the scalars that may leave a client, and, so that a
+reader sees it, what never does. The client seals every reply against it, a guard re-checks what is about to leave,
+and the server drops what does not fit. Two limits: the contract bounds *which* tensors leave, not what they reveal;
+and it catches mistakes, not malice, since the app itself comes from whoever submits the run.
+
+A tensor travels as ``.npy`` bytes in a Flower ``Array``. Declared dtype and shape are not trusted: the header inside
+the bytes and the number of bytes are compared with the contract before anything is read.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from strategies.types import Layout, Round, Slots, Tensors
+
+# "closing" is the way up of the evaluation after the last round: scalars, no slot
+Direction = Literal["down", "up", "closing"]
+METRICS = "metrics"
+ROUND = "round"
+# Scalars every method may send (D9): sample counts and the client's own scores.
+SCORES = frozenset({"served", "served-raw", "adapted", "adapted-raw"})
+COMMON_METRICS = SCORES | {"num-examples", "num-test", "loss", "train-seconds", "score-seconds"}
+_HEADER_LIMIT = 1024
+
+
+class WireViolation(ValueError):
+    """A record does not fit the contract. ``kind`` is the short reason under which it is counted."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One named place for tensors in a message.
+
+    Attributes
+    ----------
+    shape : the tensors in words or letters, for the privacy table.
+    like : the model part ("encoder", "head") whose tensors the slot carries, or "".
+    layout : the tensors spelt out, when they are no model part's.
+    optional : whether a message may come without it.
+    serves : down only: the slot is what the client serves with, so a message that carries it is scored.
+    """
+
+    name: str
+    shape: str
+    purpose: str
+    like: str = ""
+    layout: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    optional: bool = False
+    serves: bool = False
+
+    def expected(self, parts: Mapping[str, Layout]) -> Layout:
+        """The layout this slot must have, given the layouts of the model's parts."""
+        return parts[self.like] if self.like else {name: (shape, dtype) for name, shape, dtype in self.layout}
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The contract of one method: see the module's docstring."""
+
+    down: tuple[Slot, ...]
+    up: tuple[Slot, ...]
+    local: tuple[str, ...]
+    metrics: frozenset[str] = COMMON_METRICS
+
+    def slots(self, direction: Direction) -> dict[str, Slot]:
+        return {slot.name: slot for slot in {"down": self.down, "up": self.up, "closing": ()}[direction]}
+
+    def check(self, direction: Direction, content: RecordDict, parts: Mapping[str, Layout]) -> None:
+        """Raise ``WireViolation`` unless ``content`` is exactly what the contract allows."""
+        unpack(self, direction, content, parts)
+
+
+def pack(slots: Slots, metrics: Mapping[str, float] | None = None, rnd: Round | None = None) -> RecordDict:
+    """Slots (and scalars, and the round) as the records of one message."""
+    content = RecordDict({name: pack_slot(tensors) for name, tensors in slots.items()})
+    if metrics is not None:
+        content[METRICS] = MetricRecord({k: v if isinstance(v, int) else float(v) for k, v in metrics.items()})
+    if rnd is not None:
+        content[ROUND] = pack_round(rnd)
+    return content
+
+
+def pack_slot(tensors: Tensors) -> ArrayRecord:
+    return ArrayRecord({name: encode(tensor) for name, tensor in tensors.items()})
+
+
+def unpack(wire: Wire, direction: Direction, content: RecordDict, parts: Mapping[str, Layout]) -> dict[str, dict[str, np.ndarray]]:
+    """The slots of a message, after the contract's check. The arrays are read-only views of the message's bytes."""
+    slots = wire.slots(direction)
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            if name not in slots:
+                raise WireViolation("unknown-slot", f"slot {name!r} is not in the contract ({direction}: {', '.join(slots) or 'none'})")
+            found[name] = _unpack_slot(name, record, slots[name].expected(parts))
+        elif isinstance(record, MetricRecord):
+            _check_metrics(name, record, frozenset() if direction == "down" else wire.metrics)
+        else:
+            _check_text(name, record, direction)
+    missing = [name for name, slot in slots.items() if name not in found and not slot.optional]
+    if missing:
+        raise WireViolation("missing-slot", f"the contract expects slot {missing[0]!r} ({direction}); it did not come")
+    return found
+
+
+def _unpack_slot(slot: str, record: ArrayRecord, expected: Layout) -> dict[str, np.ndarray]:
+    if record.keys() != expected.keys():
+        extra, lacking = sorted(record.keys() - expected.keys()), sorted(expected.keys() - record.keys())
+        raise WireViolation("names", f"slot {slot!r}: {len(extra)} tensors too many and {len(lacking)} too few against the contract")
+    out = {}
+    for name, (shape, dtype) in expected.items():
+        try:
+            out[name] = decode(record[name], shape, dtype)
+        except WireViolation as wrong:
+            raise WireViolation(wrong.kind, f"slot {slot!r}, tensor {name!r}: {wrong}") from None
+    return out
+
+
+def _check_metrics(name: str, record: MetricRecord, allowed: frozenset[str]) -> None:
+    if name != METRICS or not record.keys() <= allowed:
+        raise WireViolation("metrics", f"scalars outside the contract; allowed: {', '.join(sorted(allowed)) or 'none'}")
+    for key, value in record.items():
+        if isinstance(value, list) or not math.isfinite(value):
+            raise WireViolation("metrics", f"metric {key!r} must be one finite number")
+        if key in SCORES and not 0.0 <= value <= 1.0:
+            raise WireViolation("metrics", f"metric {key!r} must lie in 0..1")
+        if key in ("num-examples", "num-test") and (not isinstance(value, int) or value < 0):
+            raise WireViolation("metrics", f"metric {key!r} must be a whole number, 0 or more")
+
+
+def _check_text(name: str, record: object, direction: Direction) -> None:
+    """Text goes down only, and only as the round's position: nothing a client writes as text may leave it."""
+    if direction != "down" or name != ROUND or not isinstance(record, ConfigRecord):
+        raise WireViolation("text", f"record {name!r} of kind {type(record).__name__} may not travel {direction}")
+
+
+def encode(tensor: np.ndarray) -> Array:
+    """A tensor as Flower's ``Array`` (``.npy`` bytes), with one copy where Flower makes three."""
+    contiguous = np.ascontiguousarray(tensor).reshape(tensor.shape)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
+    body = memoryview(contiguous.reshape(-1)).cast("B") if contiguous.size else b""
+    return Array(str(tensor.dtype), tuple(tensor.shape), "numpy.ndarray", b"".join((header.getvalue(), body)))
+
+
+def decode(array: Array, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """The tensor inside ``array`` as a read-only view, if it is what the contract says; else ``WireViolation``."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if len(array.data) > size + _HEADER_LIMIT:
+        raise WireViolation("size", f"expected about {size} bytes, got {len(array.data)}")
+    try:
+        head = io.BytesIO(array.data[:_HEADER_LIMIT])
+        version = np.lib.format.read_magic(head)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        got_shape, fortran, got_dtype = read(head)
+    except (ValueError, EOFError, SyntaxError, TypeError):
+        raise WireViolation("encoding", "the bytes are not a NumPy array") from None
+    if str(got_dtype) != dtype or array.dtype != dtype:
+        raise WireViolation("dtype", f"expected {dtype}, got {got_dtype} (declared {array.dtype})")
+    if got_shape != shape or tuple(array.shape) != shape or fortran and len(shape) > 1:
+        raise WireViolation("shape", f"expected shape {shape}, got {got_shape} (declared {tuple(array.shape)})")
+    if len(array.data) - head.tell() != size:
+        raise WireViolation("size", f"expected {size} bytes, got {len(array.data) - head.tell()}")
+    out = np.frombuffer(array.data, dtype=got_dtype, offset=head.tell()).reshape(shape)
+    # NaN and Inf both survive min and max, which need no temporary as large as the tensor
+    if out.size and out.dtype.kind == "f" and not (np.isfinite(out.min()) and np.isfinite(out.max())):
+        raise WireViolation("non-finite", "the tensor holds NaN or Inf")
+    return out
+
+
+def pack_round(rnd: Round) -> ConfigRecord:
+    return ConfigRecord({
+        "number": rnd.number, "total": rnd.total, "seed": rnd.seed, "acked": rnd.acked, "closing": rnd.closing,
+        "score-served": rnd.score_served, "score-adapted": rnd.score_adapted,
+    })
+
+
+def unpack_round(content: RecordDict) -> Round:
+    """The round's position that a message carries; ``WireViolation`` if it does not."""
+    record = content.get(ROUND)
+    if not isinstance(record, ConfigRecord):
+        raise WireViolation("text", f"expected a {ROUND!r} record with the round's position")
+    try:
+        return Round(**{key.replace("-", "_"): value for key, value in record.items()})  # type: ignore[arg-type]
+    except TypeError:
+        raise WireViolation("text", "the round's position has unknown or missing fields") from None
+
+
+def bytes_of(content: RecordDict) -> dict[str, int]:
+    """Bytes by slot, as they travel: ``.npy`` bytes of every tensor, 8 bytes and its name for every scalar."""
+    return {name: sum(len(a.data) for a in record.values()) if isinstance(record, ArrayRecord) else record.count_bytes()
+            for name, record in content.items()}

@@ -16,15 +16,18 @@ from flwr.clientapp.typing import Mod
 from client_app.learner import Reply
 from strategies.config import ConfigError
 from strategies.types import Layout, Round, Slots
-from strategies.wire import Direction, Wire, WireViolation, pack, unpack, unpack_round
+from strategies.wire import HELLO, Direction, Wire, WireViolation, pack, unpack, unpack_hello, unpack_round
 
 log = logging.getLogger(__name__)
 
 # Exceptions whose text we wrote ourselves and keep free of values, paths and labels. Matched by name, because the
-# modules that define them need not be loaded for an exception of another kind.
-SAFE_ERRORS = frozenset({"DataError", "PartitionError", "NodeError", "StoreBusy", "StoreFull", "StateLost", "TrainingDiverged",
-                         "WireViolation", "ConfigError", "DeviceError", "ModelError"})
+# modules that define them need not be loaded for an exception of another kind; only ours, since pandas and sqlite
+# have a DataError of their own.
+SAFE_ERRORS = frozenset({"DataError", "PartitionError", "NodeError", "StoreError", "StoreBusy", "StoreFull", "StateLost",
+                         "TrainingDiverged", "WireViolation", "ConfigError", "DeviceError", "ModelError"})
+OWN_PACKAGES = frozenset({"client_app", "strategies", "models"})
 REASON_PREFIX = "fedhearth"
+REASON_LIMIT = 500
 APP_RAISED = 2  # Flower's code for "the ClientApp raised", so that both engines look alike
 
 
@@ -45,20 +48,22 @@ def seal(reply: Reply, wire: Wire, parts: Mapping[str, Layout], direction: Direc
 
 def seal_hello(facts: Mapping[str, str | int]) -> RecordDict:
     """The answer to the server's hello: who this client is and what its model must look like. No data value."""
-    allowed = {"site", "classes", "class-digest", "input-shape", "split-digest", "num-examples", "num-test"}
-    if not facts.keys() <= allowed:
-        raise WireViolation("text", f"a hello may carry only {', '.join(sorted(allowed))}")
-    return RecordDict({"hello": ConfigRecord(dict(facts))})
+    content = RecordDict({HELLO: ConfigRecord(dict(facts))})
+    unpack_hello(content)
+    return content
 
 
 def make_guard(contract: Callable[[Context], tuple[Wire, Mapping[str, Layout]]]) -> Mod:
-    """A Flower mod: let nothing out that the contract forbids, and no text of an exception that we did not write."""
+    """A Flower mod: let nothing out that the contract forbids, and no text of an exception that we did not write.
+
+    What leaves is a new message with the checked content: metadata come from the question, never from a handler.
+    """
 
     def guard(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         try:
             reply = call_next(message, context)
             _check_again(message, reply, lambda: contract(context))
-            return reply
+            return Message(reply.content, reply_to=message)
         except Exception as fault:
             log.exception("this client could not answer a %s message", message.metadata.message_type)
             return Message(Error(APP_RAISED, describe(fault)), reply_to=message)
@@ -69,19 +74,19 @@ def make_guard(contract: Callable[[Context], tuple[Wire, Mapping[str, Layout]]])
 def describe(fault: Exception) -> str:
     """An error text that is safe to send: ours as it is, any other by its type alone."""
     kind = type(fault).__name__
-    if kind in SAFE_ERRORS or isinstance(fault, ConfigError):
-        return f"{REASON_PREFIX}:{kind}: {fault}"
+    ours = type(fault).__module__.partition(".")[0] in OWN_PACKAGES
+    if ours and (kind in SAFE_ERRORS or isinstance(fault, ConfigError)):
+        return f"{REASON_PREFIX}:{kind}: {fault}"[:REASON_LIMIT]
     return f"{REASON_PREFIX}:{kind}: the client's own log has the details"
 
 
 def _check_again(message: Message, reply: Message, contract: Callable[[], tuple[Wire, Mapping[str, Layout]]]) -> None:
     """The finished message against the contract, in case something was added to it after ``seal``."""
     if reply.has_error():
-        return
+        # errors are raised and worded by ``describe``; one that was made by hand could say anything
+        raise WireViolation("text", "an error with a text of its own may not leave; raise an exception instead")
     if message.metadata.message_type.startswith("query"):
-        if set(reply.content) != {"hello"} or not isinstance(reply.content["hello"], ConfigRecord):
-            raise WireViolation("text", "a hello carries one record, named 'hello'")
-        seal_hello(dict(reply.content["hello"]))  # type: ignore[arg-type]
+        unpack_hello(reply.content)
         return
     wire, parts = contract()
     wire.check("up" if message.metadata.message_type.startswith("train") else "closing", reply.content, parts)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from client_app.data.client_data import ClientData
 from client_app.local.store import LocalStore
-from client_app.loop import LoopSettings, fit, mean_loss, recompute_batchnorm, score
+from client_app.loop import LoopSettings, TrainingDiverged, fit, mean_loss, recompute_batchnorm, score
 from models.split import PARTS, SplitModel
 from strategies.seeds import derive_seed
 from strategies.types import Layout, Round, Slots, Tensors, layout_of
@@ -58,7 +58,10 @@ class Trainer:
         """One client's round: score what it serves with, train from ``encoder`` and ``head``, score what came out.
 
         ``served`` is the encoder the client serves with, if it is another one than it trains from. The order of the
-        training samples depends on (seed, client, round) alone. Returns the trained tensors and the metrics.
+        training samples depends on (seed, client, round) alone. Returns the trained tensors and the metrics; the
+        tensors may be the live model's own, so commit and send them before the next message.
+
+        Raises ``TrainingDiverged`` if the loss, a weight or a statistic is no finite number.
         """
         metrics = self._counts(data)
         if rnd.score_served:
@@ -66,7 +69,11 @@ class Trainer:
             metrics |= self._scores(data, "served")
         self._load(encoder, head)
         seed = derive_seed(rnd.seed, store.site, rnd.number, "fit")
-        metrics["loss"] = fit(self.model, data.train.images, data.train.labels, self.settings, seed).loss
+        fitted = fit(self.model, data.train.images, data.train.labels, self.settings, seed)
+        if not fitted.finite:
+            # the last step can overflow after a finite loss; such a model must not become the client's state
+            raise TrainingDiverged("a weight became non-finite in training; lower lr")
+        metrics["loss"] = fitted.loss
         trained = {part: self.model.tensors(part) for part in PARTS}
         if rnd.score_adapted:
             # scoring may re-estimate BatchNorm statistics in place, and those are not what was trained
@@ -93,14 +100,14 @@ class Trainer:
         self.model.load("head", head)
 
     def _scores(self, data: ClientData, label: str) -> dict[str, float]:
-        """Test accuracy as ``{label}-raw`` and ``{label}``; nothing for an empty test set."""
-        raw = score(self.model, data.test.images, data.test.labels, self.settings)
-        if raw is None:
-            return {}
+        """Test accuracy as ``{label}-raw`` and ``{label}``; nothing for an empty test set.
+
+        Either way the model is left with the statistics it serves with.
+        """
+        final = raw = score(self.model, data.test.images, data.test.labels, self.settings)
         if self.settings.bn == "recompute" and recompute_batchnorm(self.model.encoder, data.train.images, self.settings):
-            again = score(self.model, data.test.images, data.test.labels, self.settings)
-            return {label: raw if again is None else again, f"{label}-raw": raw}
-        return {label: raw, f"{label}-raw": raw}
+            final = score(self.model, data.test.images, data.test.labels, self.settings)
+        return {} if raw is None or final is None else {label: final, f"{label}-raw": raw}
 
     def _counts(self, data: ClientData) -> dict[str, float]:
         """The sample counts that may leave a client (D9); none with ``weighting = uniform``."""

@@ -17,6 +17,7 @@ torchvision costs seconds to import, so only the two models made of its blocks i
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
@@ -109,7 +110,8 @@ def build_model(
 
     Parameters
     ----------
-    name : ``cnn``, ``resnet18`` or ``mobilenetv2``.
+    name : ``cnn``, ``resnet18``, ``mobilenetv2``, or ``module:function`` for an encoder of your own:
+        ``function(in_shape, width) -> (nn.Module, D)``, where the module maps images to features (B, D).
     num_classes : C, 1 or more.
     in_shape : (channels, height, width) of an image; height and width 4 or more.
     width : channels of the first stage; 0 is the model's own default (16, 64, 32). MobileNetV2 rounds its
@@ -118,7 +120,7 @@ def build_model(
 
     Raises ``ValueError`` for an unknown name and for a size no model can have.
     """
-    if name not in _ENCODERS:
+    if ":" not in name and name not in _ENCODERS:
         close = difflib.get_close_matches(name, _ENCODERS, n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"a model must be one of {', '.join(_ENCODERS)}; got {name!r}{hint}")
@@ -129,12 +131,20 @@ def build_model(
             f"an image must be (channels, height, width) with sides of {SMALLEST_SIDE} pixels or more, "
             f"got {tuple(in_shape)}. Enlarge smaller images in the data loader"
         )
-    encoder_of, default_width = _ENCODERS[name]
+    encoder_of, default_width = (_own_encoder(name), 0) if ":" in name else _ENCODERS[name]
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed, which would also reset the generators of every GPU
         torch.default_generator.manual_seed(seed)
         encoder, feature_dim = encoder_of(in_shape, width or default_width)
         return SplitModel(encoder, feature_dim, num_classes)
+
+
+def _own_encoder(reference: str) -> _EncoderOf:
+    module, _, function = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as missing:
+        raise ValueError(f"model = {reference!r} must name an importable function, module:function ({missing})") from missing
 
 
 def has_batchnorm(model: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """Finished runs side by side: served figures in one table, adapted ones in another, never mixed.
 
-Runs that differ in nothing but their seed (and in how fast or where they ran) are one row. A row's figures are
+Runs that differ in nothing but their seed (and in how fast or where they ran) are one row. Its figures are
 averaged over seeds, each figure being one over clients first (METHODS 1.4). Our choices: runs over different
 splits are refused, since a split can move a tail more than a method does; the difference to the first row is
 paired. With one seed its 95 % interval resamples clients, with several it is Student's t over the seeds'
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Literal
@@ -22,14 +22,13 @@ from strategies.tails import paired_difference
 
 Kind = Literal["served", "adapted"]
 # how fast and where a run ran; the rows of a table should not split over it
-SPEED = frozenset(
-    {"seed", "method", "clients", "threads", "deadline", "score-batch", "channels-last", "device"}
-)
+SPEED = frozenset({"seed", "method", "threads", "deadline", "score-batch", "channels-last", "device"})
+OTHER_SPLITS = "The runs rest on DIFFERENT SPLITS: a difference may come from the data, not the method."
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A share in 0..1, averaged over seeds; ``std`` (sample deviation) from two seeds on, ``raw`` if scored."""
+    """A share in 0..1, averaged over seeds; ``std`` (sample deviation) from two on, ``raw`` if scored."""
 
     value: float
     std: float | None
@@ -64,7 +63,7 @@ class Comparison:
     served: tuple[Row, ...]
     adapted: tuple[Row, ...]
     captions: Mapping[Kind, str]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def compare(runs: Sequence[Path], allow_different_splits: bool = False) -> Comparison:
@@ -81,20 +80,12 @@ def compare(runs: Sequence[Path], allow_different_splits: bool = False) -> Compa
     read = [read_run(path) for path in runs]
     rows = _grouped(read)
     same = _check_splits(rows, allow_different_splits)
-    notes = (
-        ()
-        if same
-        else ("The runs rest on DIFFERENT SPLITS: a difference may come from the data, not the method.",)
-    )
-    tables = {kind: _table(rows, kind) for kind in ("served", "adapted")}
+    served, adapted = _table(rows, "served"), _table(rows, "adapted")
     return Comparison(
-        served=tables["served"],
-        adapted=tables["adapted"],
-        captions={
-            "served": _caption(tables["served"], read, "served"),
-            "adapted": _caption(tables["adapted"], read, "adapted"),
-        },
-        notes=notes,
+        served=served,
+        adapted=adapted,
+        captions={"served": _caption(served, read, "served"), "adapted": _caption(adapted, read, "adapted")},
+        notes=() if same else (OTHER_SPLITS,),
     )
 
 

@@ -9,26 +9,28 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 class ScalarLog:
     """Appends named numbers to an event file in ``folder``; ``first_step`` is the first still to come."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        # protobuf makes these classes at import, where no type checker sees them
+        self._event: Any = vars(event_pb2)["Event"]
+        self._summary: Any = vars(summary_pb2)["Summary"]
         self._writer = EventFileWriter(str(folder))
-        start = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(session_log=start, step=first_step, wall_time=time.time()))
+        start = vars(event_pb2)["SessionLog"](status="START")
+        self._writer.add_event(self._event(session_log=start, step=first_step, wall_time=time.time()))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add one event with all ``scalars`` at ``step`` and bring it to disk."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=tag, simple_value=float(number)) for tag, number in scalars.items()]
-        self._writer.add_event(Event(summary=Summary(value=values), step=step, wall_time=time.time()))
+        values = [self._summary.Value(tag=tag, simple_value=float(number)) for tag, number in scalars.items()]
+        event = self._event(summary=self._summary(value=values), step=step, wall_time=time.time())
+        self._writer.add_event(event)
         self._writer.flush()
 
     def close(self) -> None:

@@ -84,6 +84,8 @@ def learning_curves(records: Sequence[Mapping[str, Any]], closing: Mapping[str, 
     A record's scores precede its training, so they stand at the round before; ``closing`` (the summary's
     ``served``) stands at the last round.
     """
+    from matplotlib.ticker import MaxNLocator
+
     points = [(int(r["round"]) - 1, tail(r.get("served"), {})) for r in records if scored(r.get("served"))]
     points.append((int(records[-1]["round"]), dict(closing)))
     figure, axes = canvas(2.7)
@@ -107,7 +109,7 @@ def learning_curves(records: Sequence[Mapping[str, Any]], closing: Mapping[str, 
         axes.plot([], [], color=MUTED, linewidth=1.0, linestyle=":", label="refresh")
     means = [100 * figures["mean"] for _, figures in points if figures]
     axes.set(xlabel="rounds of training", ylabel="served accuracy, %", ylim=(0, _top(means)))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color=RULE, linewidth=0.5)
     axes.legend(
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=SIZE, labelcolor=INK

@@ -6,22 +6,13 @@ column. Every string that comes from a run is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
-from typing import Any
 
-from server_app import figures, heatmaps
-from server_app.reproduce import command
+from server_app import figures, heatmaps, sections
+from server_app.sections import SPACE, number, percent
 from server_app.style import CSS
 from server_app.summary import Findings, refreshes
-
-WORDS = {
-    "served": "served",
-    "served_raw": "served, BatchNorm as averaged",
-    "adapted": "adapted",
-    "adapted_raw": "adapted, BatchNorm as averaged",
-}
-SPACE = "\N{NO-BREAK SPACE}"
 
 
 def page(found: Findings) -> str:
@@ -43,11 +34,11 @@ def page(found: Findings) -> str:
             _cards(found),
             _warnings(found),
             f"<div class=grid>{''.join(_charts(found))}</div>",
-            _scores(found),
-            _bytes(found),
-            _dropped(found),
-            _reproduce(found),
-            _clients(found),
+            sections.scores(found),
+            sections.traffic(found),
+            sections.dropped(found),
+            sections.reproduce(found),
+            sections.clients(found),
         )
         if part
     )
@@ -75,18 +66,13 @@ def finding(found: Findings) -> str:
     )
 
 
-def percent(share: float | None) -> str:
-    """``0.38`` -> ``38.0 %``, with a space that does not break."""
-    return "–" if share is None else f"{100 * share:.1f}{SPACE}%"
-
-
 def _cards(found: Findings) -> str:
     served = found.summary["served"]
     if not served:
         return ""
     shown = (
         ("worst client", "worst"),
-        ("bottom 20 %", "bottom20"),
+        (f"bottom 20{SPACE}%", "bottom20"),
         ("mean", "mean"),
         ("std over clients", "std"),
     )
@@ -139,12 +125,12 @@ def _charts(found: Findings) -> Iterable[str]:
         note = "<p class=note>Class counts stay at the clients, so there is no picture.</p>"
         yield f"<figure><h2>The split</h2>{note}</figure>"
     if refreshed:
-        number, last = refreshed[-1]
+        refresh, last = refreshed[-1]
         if last.get("similarity"):
             yield _figure(
                 "Similarity of heads",
                 heatmaps.similarity_picture(last),
-                f"At the refresh after round {number}, clients ordered by cluster. "
+                f"At the refresh after round {refresh}, clients ordered by cluster. "
                 "<span class=many>■</span> alike (1), <span class=less>■</span> opposed (−1), "
                 "empty: unrelated (0).",
             )
@@ -153,131 +139,11 @@ def _charts(found: Findings) -> Iterable[str]:
             "Clusters over time",
             heatmaps.cluster_picture(refreshed, groups),
             f"One colour a cluster, carried over between refreshes. Last: k = {s['clusters']['k']}, "
-            f"silhouette {_number(s['clusters']['silhouette'])}"
+            f"silhouette {number(s['clusters']['silhouette'])}"
             + (f", adjusted Rand index against the split's groups {rand:.2f}." if rand is not None else "."),
         )
-
-
-def _scores(found: Findings) -> str:
-    s = found.summary
-    columns = [key for key in WORDS if s[key]]
-    rows = (
-        ("mean", "mean"),
-        ("standard deviation", "std"),
-        ("worst client", "worst"),
-        ("bottom 20 %", "bottom20"),
-        ("mean weighted by test images", "weighted_mean"),
-    )
-    bn = s["run_config"].get("bn")
-    words = dict(WORDS)
-    if bn == "recompute":
-        words |= {key: f"{WORDS[key]}, BatchNorm recomputed" for key in ("served", "adapted")}
-    body = [[name, *(percent(s[key][row]) for key in columns)] for name, row in rows]
-    body.append(["clients", *(str(s[key]["n"]) for key in columns)])
-    since = f" in round {s['adapted_round']}" if s.get("adapted_round") else ""
-    return _section(
-        "Accuracy over clients",
-        "<p>Served: the model a client has <em>before</em> local training, after the "
-        f"last round. Adapted: the same client <em>after</em> its local training{since}. They answer "
-        "different questions; compare only within a column.</p>"
-        + _table(["", *(words[key] for key in columns)], body),
-    )
-
-
-def _bytes(found: Findings) -> str:
-    traffic = found.summary["bytes"]
-    slots = sorted({*traffic["by_slot"]["up"], *traffic["by_slot"]["down"]})
-    body = [
-        [slot, *(_bytes_text(traffic["by_slot"][way].get(slot, 0)) for way in ("up", "down"))]
-        for slot in slots
-    ]
-    body.append(["total", _bytes_text(traffic["up"]), _bytes_text(traffic["down"])])
-    each = traffic["up_per_client_round"]
-    return _section(
-        "Bytes",
-        _table(["slot", "up", "down"], body)
-        + (
-            f"<p>{_bytes_text(each)} up per client and round. Payload only, no transport overhead.</p>"
-            if each is not None
-            else ""
-        ),
-    )
-
-
-def _dropped(found: Findings) -> str:
-    reasons = found.summary["dropped"]
-    content = (
-        _table(["reason", "replies"], [[reason, str(n)] for reason, n in reasons.items()])
-        if reasons
-        else "<p>None: every reply was accepted.</p>"
-    )
-    return _section("Dropped replies", content)
-
-
-def _reproduce(found: Findings) -> str:
-    s = found.summary
-    rss = s["server_peak_rss_mib"]
-    facts = [
-        ["split hash", s["split_hash"] or "–"],
-        *([name, str(v)] for name, v in sorted(s["versions"].items())),
-        ["seconds, whole run", f"{s['seconds']['total']:.1f}"],
-        ["seconds a round, median", _number(s["seconds"]["round_median"])],
-        ["server memory, peak", f"{rss:.0f} MiB" if rss is not None else "–"],
-        ["personal models", s["personal_models"] or "–"],
-    ]
-    settings = [[key, str(value)] for key, value in s["run_config"].items()]
-    return _section(
-        "How to reproduce",
-        f"<pre>{escape(command(s['run_config']))}</pre>"
-        + _table(["", ""], facts, "facts-table")
-        + "<details><summary>All settings</summary>"
-        + _table(["key", "value"], settings, "facts-table")
-        + "</details>",
-    )
-
-
-def _clients(found: Findings) -> str:
-    head = ["client", "group", "training images", "test images", "classes", "served", "adapted"]
-    body = [
-        [
-            r.client,
-            r.group,
-            *("–" if n is None else str(n) for n in (r.n_train, r.n_test, r.classes)),
-            percent(r.served),
-            percent(r.adapted),
-        ]
-        for r in found.rows
-    ]
-    table = _table(head, body)
-    return f"<section><details><summary>All {len(body)} clients</summary>{table}</details></section>"
 
 
 def _figure(heading: str, svg: str, caption: str) -> str:
     """``caption`` is HTML; ``svg`` is trusted too."""
     return f"<figure><h2>{escape(heading)}</h2>{svg}<figcaption>{caption}</figcaption></figure>"
-
-
-def _section(heading: str, content: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2>{content}</section>"
-
-
-def _table(head: Sequence[str], body: Iterable[Sequence[str]], look: str = "") -> str:
-    top = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in head)
-    lines = (
-        f"<tr><th scope=row>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-        for name, *cells in body
-    )
-    header = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
-    return f'<div class=scroll><table class="{look}">{header}<tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _bytes_text(n: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if n < 1024:
-            return f"{n:.0f}{SPACE}{unit}" if unit == "B" else f"{n:.1f}{SPACE}{unit}"
-        n /= 1024
-    return f"{n:,.1f}{SPACE}GiB"
-
-
-def _number(value: Any) -> str:
-    return "–" if value is None else f"{value:.2f}"

@@ -38,12 +38,14 @@ th, td { padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--rule); tex
   vertical-align: bottom; }
 th { font-weight: 500; } thead th { color: var(--muted); font-size: .8rem; max-width: 11rem; }
 th:first-child { text-align: left; min-width: 6.5rem; } td { white-space: nowrap; }
-table.facts-table :is(td, th) { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+table.facts-table :is(td, th) { text-align: left; vertical-align: top;
+  white-space: normal; overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--page); border: 1px solid var(--rule);
   border-radius: 6px; padding: .7rem; font-size: .85rem; margin: 0 0 .8rem; }
 summary { cursor: pointer; } details[open] summary { margin-bottom: .5rem; }
 section p { margin: .3rem 0 .7rem; max-width: 75ch; }
 @media (max-width: 720px) {
+  th, td { padding-right: .55rem; } th:first-child { min-width: 5.5rem; }
   main { padding: 1rem .6rem 2rem; } .grid { columns: 1; } .cards { grid-template-columns: 1fr 1fr; }
   .cards div, figure, section { padding: .7rem; }
   .lead { font-size: 1.08rem; } .cards dd { font-size: 1.35rem; } }

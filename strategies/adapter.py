@@ -85,9 +85,9 @@ class RuleStrategy(Strategy):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """This round's messages, made one at a time so that no two clients' mixtures need be in memory at once."""
-        last = server_round == self.run.rounds
+        adapted = {"always": True, "never": False, "last": server_round == self.run.rounds}[self.run.score_adapted]
         rnd = Round(server_round, self.run.rounds, self.run.seed, score_served=(server_round - 1) % self.run.score_every == 0,
-                    score_adapted=last or self.run.score_adapted == "always")
+                    score_adapted=adapted)
         return self._messages(self.members.sample(server_round), rnd, MessageType.TRAIN)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:

@@ -71,7 +71,8 @@ class RunConfig:
         ``moments`` (law of total variance) score as aggregated.
     weighting : ``examples`` weighs a client by its number of training samples, ``uniform`` keeps that number home.
     score_every : rounds between two *served* scores; refresh rounds and the end are always scored.
-    score_adapted : *adapted* scores in the ``last`` round only, or ``always``.
+    model : ``cnn``, ``resnet18``, ``mobilenetv2``, or ``module:function`` for an encoder of your own (see ``models``).
+    score_adapted : *adapted* scores in the ``last`` round only, ``always`` or ``never``.
     deadline : seconds a round may take; also the time to live of its messages.
     quorum : share of the asked clients that must reply validly, else the round is void.
     """
@@ -113,11 +114,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         choice("partition", PARTITIONS, self.partition)
-        choice("model", MODELS, self.model)
+        if ":" not in self.model:
+            choice("model", MODELS, self.model)
         choice("bn", BN_RULES, self.bn)
         choice("weighting", ("examples", "uniform"), self.weighting)
         choice("test-split", ("own", "official"), self.test_split)
-        choice("score-adapted", ("last", "always"), self.score_adapted)
+        choice("score-adapted", ("last", "always", "never"), self.score_adapted)
         choice("precision", ("float32", "bf16"), self.precision)
         for key in ("clients", "classes_per_client", "rounds", "epochs", "batch", "score_every", "score_batch", "threads",
                     "max_void_rounds"):

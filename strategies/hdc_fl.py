@@ -22,9 +22,9 @@ import numpy as np
 
 from strategies.config import RunConfig, choice, require
 from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD, shared_encoder
-from strategies.head_clusters import Clusters, ClusterSettings, cluster, permute
+from strategies.head_clusters import ClusterSettings, cluster, permute
 from strategies.head_descriptor import flat_signal
-from strategies.mixture import blend, member_weights, mixture_weights, shrink
+from strategies.mixture import blend, cluster_shares, member_weights, mixture_weights, shrink
 from strategies.reduce import make_mean
 from strategies.seeds import derive_seed
 from strategies.types import Round, Shelf, Slots, Tensors, Update
@@ -124,7 +124,7 @@ class Groups:
 
     Attributes
     ----------
-    round : the refresh round; prototype k lies on the shelf under (``prototype-k``, round).
+    round : the refresh round; prototype k lies on the shelf under (``_prototype-k``, round); no site may have such a name.
     assignment (N,), weights (N, K) : cluster and mixture of each client.
     similarity (N, N) : inner products of the unit descriptors.
     """
@@ -192,7 +192,7 @@ class HdcRule:
         """What must stay on the shelf for ``state`` to be usable: name -> round."""
         kept = {client: cached.round for client, cached in state.cache.items()}
         if state.groups is not None:
-            kept |= {f"prototype-{k}": state.groups.round for k in range(state.groups.weights.shape[1])}
+            kept |= {f"_prototype-{k}": state.groups.round for k in range(state.groups.weights.shape[1])}
         return kept
 
     def _signal(self, state: State, update: Update) -> np.ndarray:
@@ -211,12 +211,14 @@ class HdcRule:
         if self.config.grouping == "random":
             deal = permute(len(clients), derive_seed(rnd.seed, "random-groups", rnd.number) % 2**32)
             assignment, weights = assignment[deal], weights[deal]
-        members = member_weights(assignment, np.array([c.weight for c in cached]), self.config.staleness,
-                                 np.array([rnd.number - c.round for c in cached]))
+        counts, ages = np.array([c.weight for c in cached]), np.array([rnd.number - c.round for c in cached])
+        members = member_weights(assignment, counts, self.config.staleness, ages)
         for k in range(members.shape[1]):
-            self.shelf.put(f"prototype-{k}", rnd.number, blend(self._donors(clients, cached, members[:, k])))
+            self.shelf.put(f"_prototype-{k}", rnd.number, blend(self._donors(clients, cached, members[:, k]), self.run.bn))
         if self.config.shrink:
-            weights = self._shrunk(weights, cached, assignment, found)
+            # towards the mean of all cached encoders, the more the weaker the silhouette
+            shares = cluster_shares(assignment, counts, self.config.staleness, ages)
+            weights = shrink(weights, shares, 1.0 - min(1.0, max(0.0, found.silhouette)))
         return replace(state, groups=Groups(rnd.number, clients, assignment, weights, found.embedding @ found.embedding.T,
                                             found.silhouette, found.rank))
 
@@ -227,9 +229,5 @@ class HdcRule:
 
     def _mixture(self, groups: Groups, client: str) -> Tensors:
         row = groups.weights[groups.clients.index(client)]
-        return blend((float(a), self.shelf.get(f"prototype-{k}", groups.round)) for k, a in enumerate(row) if a > 0)
-
-    def _shrunk(self, weights: np.ndarray, cached: list[Cached], assignment: np.ndarray, found: Clusters) -> np.ndarray:
-        mass = np.bincount(assignment, weights=[c.weight for c in cached], minlength=weights.shape[1])
-        return shrink(weights, mass / mass.sum(), 1.0 - min(1.0, max(0.0, found.silhouette)))
-
+        prototypes = ((float(a), self.shelf.get(f"_prototype-{k}", groups.round)) for k, a in enumerate(row) if a > 0)
+        return blend(prototypes, self.run.bn)

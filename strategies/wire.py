@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import io
 import math
+import re
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -26,10 +28,15 @@ from strategies.types import Layout, Round, Slots, Tensors
 Direction = Literal["down", "up", "closing"]
 METRICS = "metrics"
 ROUND = "round"
+HELLO = "hello"
 # Scalars every method may send (D9): sample counts and the client's own scores.
 SCORES = frozenset({"served", "served-raw", "adapted", "adapted-raw"})
 COMMON_METRICS = SCORES | {"num-examples", "num-test", "loss", "train-seconds", "score-seconds"}
 _HEADER_LIMIT = 1024
+# What a hello says and in what form, so that no free text fits in: class names travel as a digest or not at all.
+_HELLO_FACTS = {"site": r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "classes": r"[1-9][0-9]{0,8}", "class-digest": r"[0-9a-f]{1,64}",
+                "input-shape": r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){2}", "split-digest": r"[0-9a-f]{0,64}"}
+_ROUND_TYPES = {"int": int, "bool": bool}
 
 
 class WireViolation(ValueError):
@@ -104,7 +111,8 @@ def unpack(wire: Wire, direction: Direction, content: RecordDict, parts: Mapping
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
             if name not in slots:
-                raise WireViolation("unknown-slot", f"slot {name!r} is not in the contract ({direction}: {', '.join(slots) or 'none'})")
+                # the name itself stays out of the text: this may run on a client, where anything can be planted in it
+                raise WireViolation("unknown-slot", f"a slot outside the contract ({direction}: {', '.join(slots) or 'none'})")
             found[name] = _unpack_slot(name, record, slots[name].expected(parts))
         elif isinstance(record, MetricRecord):
             _check_metrics(name, record, frozenset() if direction == "down" else wire.metrics)
@@ -144,7 +152,7 @@ def _check_metrics(name: str, record: MetricRecord, allowed: frozenset[str]) -> 
 def _check_text(name: str, record: object, direction: Direction) -> None:
     """Text goes down only, and only as the round's position: nothing a client writes as text may leave it."""
     if direction != "down" or name != ROUND or not isinstance(record, ConfigRecord):
-        raise WireViolation("text", f"record {name!r} of kind {type(record).__name__} may not travel {direction}")
+        raise WireViolation("text", f"a {type(record).__name__} outside the contract may not travel {direction}")
 
 
 def encode(tensor: np.ndarray) -> Array:
@@ -159,26 +167,35 @@ def encode(tensor: np.ndarray) -> Array:
 def decode(array: Array, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """The tensor inside ``array`` as a read-only view, if it is what the contract says; else ``WireViolation``."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
+    if array.stype != "numpy.ndarray":
+        raise WireViolation("encoding", "expected the serialisation 'numpy.ndarray', got another")
     if len(array.data) > size + _HEADER_LIMIT:
         raise WireViolation("size", f"expected about {size} bytes, got {len(array.data)}")
-    try:
-        head = io.BytesIO(array.data[:_HEADER_LIMIT])
-        version = np.lib.format.read_magic(head)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        got_shape, fortran, got_dtype = read(head)
-    except (ValueError, EOFError, SyntaxError, TypeError):
-        raise WireViolation("encoding", "the bytes are not a NumPy array") from None
+    got_shape, fortran, got_dtype, start = _header(array.data[:_HEADER_LIMIT])
     if str(got_dtype) != dtype or array.dtype != dtype:
-        raise WireViolation("dtype", f"expected {dtype}, got {got_dtype} (declared {array.dtype})")
-    if got_shape != shape or tuple(array.shape) != shape or fortran and len(shape) > 1:
-        raise WireViolation("shape", f"expected shape {shape}, got {got_shape} (declared {tuple(array.shape)})")
-    if len(array.data) - head.tell() != size:
-        raise WireViolation("size", f"expected {size} bytes, got {len(array.data) - head.tell()}")
-    out = np.frombuffer(array.data, dtype=got_dtype, offset=head.tell()).reshape(shape)
+        raise WireViolation("dtype", f"expected {dtype}, got {got_dtype}" if array.dtype == dtype else f"expected {dtype}, another is declared")
+    if got_shape != shape or array.shape != shape or (fortran and len(shape) > 1):
+        raise WireViolation("shape", f"expected shape {shape} in C order, got {got_shape} (declared {array.shape}{', Fortran order' * fortran})")
+    if len(array.data) - start != size:
+        raise WireViolation("size", f"expected {size} bytes, got {len(array.data) - start}")
+    out = np.frombuffer(array.data, dtype=got_dtype, offset=start).reshape(shape)
     # NaN and Inf both survive min and max, which need no temporary as large as the tensor
     if out.size and out.dtype.kind == "f" and not (np.isfinite(out.min()) and np.isfinite(out.max())):
         raise WireViolation("non-finite", "the tensor holds NaN or Inf")
     return out
+
+
+def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """Shape, Fortran order and dtype that ``.npy`` bytes claim, and where the numbers begin."""
+    head = io.BytesIO(data)
+    try:
+        if np.lib.format.read_magic(head) != (1, 0):
+            raise ValueError
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # NumPy repairs headers of Python 2; ours never need that
+            return (*np.lib.format.read_array_header_1_0(head), head.tell())
+    except Exception:  # a crafted header makes NumPy raise nearly anything, and a reply must never end the run
+        raise WireViolation("encoding", "the bytes are not a NumPy array of version 1.0") from None
 
 
 def pack_round(rnd: Round) -> ConfigRecord:
@@ -193,10 +210,27 @@ def unpack_round(content: RecordDict) -> Round:
     record = content.get(ROUND)
     if not isinstance(record, ConfigRecord):
         raise WireViolation("text", f"expected a {ROUND!r} record with the round's position")
+    wanted = {field.name.replace("_", "-"): _ROUND_TYPES[str(field.type)] for field in fields(Round)}
+    if record.keys() != wanted.keys() or any(type(record[key]) is not kind for key, kind in wanted.items()):
+        raise WireViolation("text", "the round's position has unknown, missing or ill-typed fields")
     try:
         return Round(**{key.replace("-", "_"): value for key, value in record.items()})  # type: ignore[arg-type]
-    except TypeError:
-        raise WireViolation("text", "the round's position has unknown or missing fields") from None
+    except ValueError as wrong:
+        raise WireViolation("text", str(wrong)) from None
+
+
+def unpack_hello(content: RecordDict) -> dict[str, str]:
+    """What a client says of itself, as text; ``WireViolation`` if it is more, less or other than that."""
+    record = content.get(HELLO)
+    if set(content) != {HELLO} or not isinstance(record, ConfigRecord):
+        raise WireViolation("text", f"a hello carries one record of text, named {HELLO!r}")
+    if record.keys() != _HELLO_FACTS.keys():
+        raise WireViolation("text", f"a hello carries exactly {', '.join(_HELLO_FACTS)}")
+    for key, form in _HELLO_FACTS.items():
+        value = record[key]
+        if type(value) is not (int if key == "classes" else str) or not re.fullmatch(form, str(value)):
+            raise WireViolation("text", f"the {key!r} of a hello is not of its form")
+    return {key: str(value) for key, value in record.items()}
 
 
 def bytes_of(content: RecordDict) -> dict[str, int]:

@@ -109,10 +109,13 @@ def test_ratio_takes_the_largest_drop():
     assert space.rank == 3
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_parallel_analysis_of_pure_noise_keeps_the_least(seed):
-    noise = np.random.default_rng(seed).normal(size=(20, 400))
-    assert low_rank(noise, ClusterSettings(rank="parallel"), seed=0).rank == 2
+def test_parallel_analysis_of_pure_noise_keeps_the_least():
+    ranks = []
+    for seed in range(30):
+        noise = np.random.default_rng(seed).normal(size=(20, 400))
+        ranks.append(low_rank(noise, ClusterSettings(rank="parallel"), seed=seed).rank)
+    # an eigenvalue of noise passes with a chance of 5 to 7 %, and a third dimension needs three in a row
+    assert ranks.count(2) >= 28
 
 
 def test_silhouette_equals_loops():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.head_clusters import unit_rows
@@ -55,6 +55,7 @@ def test_infinite_temperature_is_uniform_and_zero_is_hard():
     assert mixture_weights(np.array([[0.0, 0.0]]), np.eye(2), 0.0).tolist() == [[1.0, 0.0]]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 6), st.floats(0, 1e6), st.integers(0, 99))
 def test_rows_are_on_the_simplex(n, k, temperature, seed):
     weights = mixture_weights(_unit(n, 3, seed), _unit(k, 3, seed + 1), temperature)

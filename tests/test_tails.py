@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.tails import PairedDifference, Spread, bootstrap_interval, bottom20, paired_difference, spread
@@ -33,6 +33,7 @@ def test_the_bottom_fifth_is_rounded_up_exactly(n, size):
     assert bottom20(values) == (size - 1) / 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
 def test_the_figures_are_ordered(values):
     out = spread(values)

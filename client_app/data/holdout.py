@@ -71,11 +71,11 @@ def largest_remainder(
     random, and round again while limits keep some from taking theirs. Sums to the sum of ``limit`` if that
     is below ``total``.
     """
-    # 2.9999999999 is a 3 that floating point missed
-    counts = np.minimum(np.floor(quota + 1e-9).astype(np.int64), limit)
+    counts = np.minimum(np.floor(quota).astype(np.int64), limit)
     total = min(total, int(limit.sum()))
     while (left := total - int(counts.sum())) > 0:
         room = np.flatnonzero(counts < limit)
+        # rounded: ties that floating point broke stay ties, and a 2.9999999999 is the first to get its 3
         remainder = np.round(quota[room] - counts[room], 9)
         largest_first = np.lexsort((rng.random(len(room)), -remainder))
         counts[room[largest_first[:left]]] += 1

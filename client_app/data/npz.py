@@ -45,7 +45,8 @@ def _read(where: str) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise DataError("the npz file is missing: expected `npz:FILE` with a file that this client can read")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # opened here, since numpy leaves a truncated file open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {key: archive[key] for key in KEYS if key in archive.files}
     except DAMAGE as error:
         raise DataError("the npz file is damaged or holds pickled objects; write it anew with "

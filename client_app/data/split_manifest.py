@@ -7,7 +7,9 @@ would let a server confirm a guess of them, so a site must not send one.
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,3 +104,13 @@ def _share_of(data: ClientData) -> _Share:
 
 def _counts(labels: np.ndarray, classes: int) -> list[int]:
     return np.bincount(labels, minlength=classes).tolist()
+
+
+def write_manifest(config: RunConfig) -> None:
+    """Put the manifest as ``split.json`` into the run's folder, in one step. For simulations, where all clients are
+    the same user's; nothing on separate machines calls it."""
+    folder = Path(config.out).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / "split.json.part"
+    part.write_text(json.dumps(manifest(config)), encoding="utf-8")
+    part.replace(folder / "split.json")

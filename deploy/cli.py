@@ -1,0 +1,103 @@
+"""The console script ``fedhearth``: run, methods, wire, compare, version.
+
+Exit codes: 0 done, 1 the run failed, 2 the input cannot be used, 130 interrupted. Whatever takes seconds to import is
+imported where it is needed, so that the rest answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = parser().parse_args(arguments)
+    from strategies.config import ConfigError
+
+    try:
+        return options.command(options)
+    except ConfigError as error:
+        print(f"fedhearth: {error}", file=sys.stderr)
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(prog="fedhearth", description="Personalised federated learning on Flower.")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    run = commands.add_parser("run", help="train a federation and write its report")
+    run.add_argument("-c", dest="settings", metavar="KEY=VALUE", action="append", default=[],
+                     help="a setting, e.g. -c method=fedper -c rounds=20 (all of them: fedhearth methods)")
+    run.add_argument("--engine", choices=("inprocess", "ray"), default="inprocess", help="default: inprocess")
+    run.add_argument("--workers", type=_count, metavar="N", help="processes that train clients; default: a core each")
+    run.add_argument("--out", default="", metavar="DIR", help="the run's folder; default: runs/METHOD-DATASET-PARTITION-SEED-TIME")
+    run.add_argument("--resume", default="", metavar="DIR", help="go on with the interrupted run in DIR")
+    run.add_argument("--quiet", action="store_true", help="one plain line a round, no bars")
+    run.set_defaults(command=_run)
+    commands.add_parser("methods", help="the methods and every setting with its default").set_defaults(command=_methods)
+    wire = commands.add_parser("wire", help="what crosses the wire, and what never does")
+    wire.add_argument("method", nargs="?", default="", metavar="METHOD")
+    wire.add_argument("--markdown", action="store_true")
+    wire.set_defaults(command=_wire)
+    compare = commands.add_parser("compare", help="finished runs side by side")
+    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of finished runs; the first is the reference")
+    compare.add_argument("--different-splits", action="store_true", help="compare runs over different splits all the same")
+    compare.add_argument("--markdown", action="store_true")
+    compare.set_defaults(command=_compare)
+    commands.add_parser("version", help="the version of this program").set_defaults(command=_version)
+    return top
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
+    return number
+
+
+def _run(options: argparse.Namespace) -> int:
+    from deploy.running import run
+
+    return run(options.settings, options.engine, options.workers, options.out, options.resume, options.quiet)
+
+
+def _methods(options: argparse.Namespace) -> int:
+    from deploy.listing import methods
+
+    print(methods(), end="")
+    return 0
+
+
+def _wire(options: argparse.Namespace) -> int:
+    from deploy.privacy import contracts, markdown, text
+
+    found = contracts(options.method)
+    print(markdown(found) if options.markdown else text(found), end="")
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from server_app.compare import compare, render_markdown, render_text
+    from server_app.finished import ComparisonError
+
+    try:
+        found = compare(options.runs, options.different_splits)
+    except ComparisonError as error:
+        print(f"fedhearth: {error}", file=sys.stderr)
+        return 2
+    print(render_markdown(found) if options.markdown else render_text(found), end="")
+    return 0
+
+
+def _version(options: argparse.Namespace) -> int:
+    from importlib.metadata import version
+
+    print(version("fedhearth"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

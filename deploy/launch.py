@@ -1,0 +1,168 @@
+"""From the command line's words to a run that may start: settings, folder, lock, and a look at the data.
+
+Everything that can be known to be wrong is found here, before an engine is started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from server_app.record import FREE_KEYS
+from strategies.config import ConfigError, Scalar
+from strategies.registry import Settings, items_of_all, parse_run_config
+
+FILES = ("npz", "cifar10")
+
+
+class Finished(Exception):
+    """There is nothing to resume: the run is complete. Holds its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A run that may start. ``items`` is the whole flat run config; ``folder`` is absolute."""
+
+    settings: Settings
+    folder: Path
+
+    @property
+    def items(self) -> dict[str, Scalar]:
+        return items_of_all(self.settings)
+
+
+def new_run(given: Mapping[str, Scalar], out: str) -> Launch:
+    """A run of the settings ``given``, in the folder ``out`` or one named after the run.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is wrong, or the folder holds a run already.
+    """
+    settings = parse_run_config(given)
+    run, stamp = settings.run, time.strftime("%Y%m%d-%H%M%S")
+    name = f"{run.method}-{run.dataset.partition(':')[0]}-{run.partition}-{run.seed}-{stamp}"
+    folder = Path(out or run.out or Path("runs", name)).expanduser().absolute()
+    if (folder / "run.json").exists():
+        raise ConfigError(f"{folder} already holds a run; give another folder, or go on with that one: fedhearth run --resume {folder}")
+    placed = replace(run, out=str(folder), state_dir=run.state_dir or str(folder / "clients"), resume=False,
+                     run_id=run.run_id or f"{stamp}-{secrets.token_hex(3)}", dataset=_absolute(run.dataset))
+    return Launch(replace(settings, run=placed), folder)
+
+
+def resumed_run(given: Mapping[str, Scalar], where: str) -> Launch:
+    """The run in the folder ``where``, to go on from its latest checkpoint with its own settings.
+
+    Raises
+    ------
+    ConfigError
+        If there is no run, or ``given`` would change what it computes.
+    Finished
+        If it is complete.
+    """
+    folder = Path(where).expanduser().absolute()
+    try:
+        saved: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{folder} holds no run (no run.json); give the folder of the run to go on with") from None
+    except ValueError as error:
+        raise ConfigError(f"{folder / 'run.json'} is damaged ({error}); start the run anew in another folder") from None
+    if (folder / "summary.json").exists():
+        raise Finished(folder)
+    settings = parse_run_config({**saved, **given})
+    changed = [key for key in given if key not in FREE_KEYS and items_of_all(settings).get(key) != saved.get(key)]
+    if changed:
+        raise ConfigError(f"a run resumes with the settings it started with; {changed[0]} cannot change "
+                          f"(free to change: {', '.join(sorted(FREE_KEYS - {'resume', 'out', 'state-dir'}))})")
+    # the folder may have been moved since
+    moved = saved.get("state-dir") == str(Path(str(saved.get("out")), "clients"))
+    state_dir = str(folder / "clients") if moved else settings.run.state_dir
+    return Launch(replace(settings, run=replace(settings.run, out=str(folder), state_dir=state_dir, resume=True)), folder)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Hold the folder's lock, so that a second writer is refused; yields the lock's file descriptor.
+
+    Raises
+    ------
+    ConfigError
+        If another process writes to the folder.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(f"another process is writing to {folder}; wait for it, or end it first") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}") from None
+    with lock:
+        descriptor = lock._context.lock_file_fd  # noqa: SLF001  (inherited by the Ray engine's server, which may outlive us)
+        assert descriptor is not None
+        yield descriptor
+
+
+def check_data(settings: Settings) -> None:
+    """Open the first client's data and fit the model to it, so that both fail here or not at all.
+
+    Raises
+    ------
+    ConfigError
+        If the data are missing or damaged, cannot be divided as asked, or do not fit the model.
+    """
+    from client_app.data import DataError, PartitionError, open_data
+    from client_app.node import open_node
+    from models import build_model
+
+    run = settings.run
+    kind, _, where = run.dataset.partition(":")
+    if kind in FILES and where and not Path(where).exists():
+        raise ConfigError(f"dataset: {where} does not exist")
+    try:
+        data = open_data(run, open_node({"partition-id": 0, "num-partitions": run.clients}, run))
+    except (DataError, PartitionError) as error:
+        path = getattr(error, "path", "")
+        raise ConfigError(f"{error} ({path})" if path else str(error)) from error
+    try:
+        build_model(run.model, len(data.classes), data.input_shape, run.width, run.seed)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def importable_here() -> None:
+    """Let ``module:function`` data sets be found in the current folder, here and in processes started from here.
+
+    Last on the path, so that a ``models.py`` lying there shadows nothing of ours.
+    """
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    if here not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, here])
+
+
+def cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _absolute(dataset: str) -> str:
+    """Worker processes may have another current folder."""
+    kind, colon, where = dataset.partition(":")
+    return f"{kind}:{Path(where).expanduser().absolute()}" if kind in FILES and colon and where else dataset

@@ -1,0 +1,130 @@
+"""``fedhearth run``: start an engine, show progress, end with a small table."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.launch import Finished, Launch, check_data, cores, importable_here, locked, new_run, resumed_run
+from deploy.live import Display, display
+from deploy.overrides import parse_overrides
+
+
+def run(settings: Sequence[str], engine: str, workers: int | None, out: str, resume: str, quiet: bool) -> int:
+    """Train, and return the exit code; raises ``ConfigError`` for input that cannot be used."""
+    from strategies.config import ConfigError
+
+    importable_here()
+    given = parse_overrides(settings)
+    if resume and out:
+        raise ConfigError("--out names a new run's folder and --resume an old one's; give one of them")
+    try:
+        launch = resumed_run(given, resume) if resume else new_run(given, out)
+    except Finished as done:
+        print(f"The run in {done.folder} is finished; there is nothing to resume. Its report: {done.folder / 'report.html'}")
+        return 0
+    check_data(launch.settings)
+    with locked(launch.folder) as lock:
+        return _supervised(launch, engine, workers or min(cores(), launch.settings.run.clients), lock, quiet)
+
+
+def _supervised(launch: Launch, engine: str, workers: int, lock: int, quiet: bool) -> int:
+    """Run under the folder's lock, and say in one line how it ended."""
+    from server_app.checkpoint import CheckpointError
+    from server_app.rounds import RunFailed
+
+    config = launch.settings.run
+    resume = f"fedhearth run --resume {shlex.quote(str(launch.folder))}" + (" --engine ray" if engine == "ray" else "")
+    _log_to(launch.folder / "run.log")
+    print(f"{launch.settings.method.name} on {config.dataset}, {config.clients} clients, {config.rounds} rounds, {engine} engine, "
+          f"{workers} worker{'s' if workers > 1 else ''}\nresults: {launch.folder}", flush=True)
+    try:
+        with display(config.rounds, math.ceil(config.fraction * config.clients - 1e-9), quiet) as shown:
+            summary = _on_ray(launch, workers, lock, shown) if engine == "ray" else _in_process(launch, workers, shown)
+    except KeyboardInterrupt:
+        logging.error("interrupted; go on with: %s", resume)
+        return 130
+    except (RunFailed, CheckpointError) as error:
+        logging.error("%s", error)
+        if (launch.folder / "checkpoints").exists():
+            logging.error("to go on from the last complete round: %s", resume)
+        return 1
+    print(outcome_table(summary, launch.folder), end="")
+    return 0
+
+
+def _in_process(launch: Launch, workers: int, shown: Display) -> dict[str, Any]:
+    from flwr.app import Context, RecordDict
+
+    from deploy.inprocess import RUN_ID, SERVER_NODE, InProcessGrid
+    from server_app.main import serve
+
+    # Ctrl-C is for this process alone; workers inherit that they ignore it and end when their pipe closes
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        grid = InProcessGrid(launch.items, launch.settings.run.clients, workers)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), dict(launch.items))
+        return serve(grid, context, "inprocess", shown.reply, shown.round)
+    finally:
+        grid.close()
+
+
+def _on_ray(launch: Launch, workers: int, lock: int, shown: Display) -> dict[str, Any]:
+    from deploy.simulate import simulate
+
+    gpus = False
+    if launch.settings.run.device != "cpu":
+        import torch
+
+        gpus = torch.cuda.is_available()
+    simulate(launch.items, launch.folder, workers, gpus, lock, shown.round)
+    return json.loads((launch.folder / "summary.json").read_text(encoding="utf-8"))
+
+
+def outcome_table(summary: Mapping[str, Any], folder: Path) -> str:
+    """Served and adapted figures over clients, clusters if there are any, and where the report is."""
+    lines = ["", f"{'accuracy in %, over clients':28}{'mean':>14}{'worst':>14}{'bottom 20 %':>14}"]
+    for kind, when in (("served", "before local training"), ("adapted", "after local training")):
+        if summary.get(kind):
+            cells = "".join(f"{_figure(summary, kind, name):>14}" for name in ("mean", "worst", "bottom20"))
+            lines.append(f"{f'{kind} ({when})':28} {cells[1:]}")
+    if summary.get("served_raw"):
+        lines.append("in brackets: with BatchNorm statistics as averaged")
+    if clusters := summary.get("clusters"):
+        lines.append(f"clusters: {clusters['k']}, silhouette {clusters['silhouette']:.2f}" + (
+            f", agreement with the true groups {clusters['adjusted_rand']:.2f} (adjusted Rand)" if "adjusted_rand" in clusters else ""))
+    if summary["dropped"]:
+        lines.append("dropped replies: " + ", ".join(f"{count} {reason}" for reason, count in summary["dropped"].items()))
+    return "\n".join([*lines, f"report: {folder / 'report.html'}"]) + "\n"
+
+
+def _figure(summary: Mapping[str, Any], kind: str, name: str) -> str:
+    raw = summary.get(f"{kind}_raw")
+    return f"{100 * summary[kind][name]:.1f}" + (f" ({100 * raw[name]:.1f})" if raw else "")
+
+
+class _Brief(logging.Formatter):
+    """The message alone: tracebacks belong in the run's log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"fedhearth: {record.getMessage()}"
+
+
+def _log_to(file: Path) -> None:
+    """Everything into the run's log; warnings, without tracebacks, to stderr."""
+    whole, brief = logging.FileHandler(file, encoding="utf-8"), logging.StreamHandler()
+    whole.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    brief.setFormatter(_Brief())
+    brief.setLevel(logging.WARNING)
+    root = logging.getLogger()
+    root.handlers[:] = [whole, brief]
+    root.setLevel(logging.INFO)

@@ -1,0 +1,238 @@
+"""The Ray engine: the app as Flower's own simulation runs it, with the right environment and an honest exit.
+
+``flwr run`` by itself leaves a server behind that later runs would reuse, with this run's environment, and exits with 0
+when a run fails (FLOWER.md 0.7, 2.2). So each run has a SuperLink of its own, on a free port, with a private
+``FLWR_HOME``; the outcome comes from ``flwr ls``; and whatever was started is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from server_app.report import read_rounds
+from server_app.rounds import RunFailed
+from strategies.config import Scalar
+from strategies.registry import default_items
+
+PACKAGES = ("server_app", "client_app", "strategies", "models")
+CONNECTION = "fedhearth"
+START_LIMIT = 90.0
+OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
+           "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where Flower works, inside the run's folder. ``app``'s name must be one that Flower accepts."""
+
+    root: Path
+
+    @property
+    def home(self) -> Path:
+        return self.root / "flower" / "home"
+
+    @property
+    def app(self) -> Path:
+        return self.root / "flower" / "app" / "fedhearth"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "flower.log"
+
+
+def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: bool, lock: int,
+             on_round: Callable[[dict[str, Any]], None]) -> None:
+    """Run ``items`` on Ray to the end.
+
+    Parameters
+    ----------
+    folder : the run's own, absolute. workers : Ray actors. gpus : whether they share this machine's GPU.
+    lock : file descriptor of the folder's lock, which the server inherits: it is held while anybody writes.
+    on_round : called with each line of rounds.jsonl as it appears.
+
+    Raises
+    ------
+    RunFailed
+        If the run did not complete, with the last error of its log.
+    """
+    place = Place(folder)
+    port, control = free_ports(2)
+    prepare(place, items, port)
+    environment = make_environment(place, int(items["threads"]))
+    federation = {"num-supernodes": items["clients"], "client-resources-num-cpus": 1, "init-args-num-cpus": workers,
+                  "client-resources-num-gpus": 1 / workers if gpus else 0.0}
+    with place.log.open("ab") as log, superlink(environment, port, control, log, lock):
+        command = [tool("flwr", environment), "run", str(place.app), CONNECTION, "--stream",
+                   "--run-config", str(place.app.parent / "run-config.toml"),
+                   "--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
+        submitted = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            watch(submitted, folder / "rounds.jsonl", on_round)
+        finally:
+            end_tree(submitted.pid)
+            submitted.wait()
+        status = outcome(environment)
+    if status != "finished:completed" or not (folder / "summary.json").exists():
+        raise RunFailed(f"{last_error(place.log)} (status {status}; the whole log is {place.log})")
+    shutil.rmtree(place.app.parent.parent, ignore_errors=True)
+
+
+def prepare(place: Place, items: Mapping[str, Scalar], port: int) -> None:
+    """Write the app, the run's settings and the connection that ``flwr run`` reads."""
+    shutil.rmtree(place.root / "flower", ignore_errors=True)
+    place.app.mkdir(parents=True)
+    place.home.mkdir()
+    for package in PACKAGES:
+        shutil.copytree(package_folder(package), place.app / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (place.app / "pyproject.toml").write_text(app_description(), encoding="utf-8")
+    (place.app.parent / "run-config.toml").write_text(toml_lines(items), encoding="utf-8")
+    (place.home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n', encoding="utf-8")
+
+
+def package_folder(name: str) -> Path:
+    """Where the package ``name`` lies: in a checkout or installed."""
+    spec = find_spec(name)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def app_description() -> str:
+    """A pyproject.toml for the bundle: an installed wheel has none to copy."""
+    return ('[project]\nname = "fedhearth"\nversion = "0.1.0"\ndescription = "FedHearth"\nlicense = "Apache-2.0"\n'
+            '\n[tool.flwr.app]\npublisher = "fedhearth"\n'
+            '\n[tool.flwr.app.components]\nserverapp = "server_app.main:app"\nclientapp = "client_app.main:app"\n'
+            f'\n[tool.flwr.app.config]\n{toml_lines(default_items())}')
+
+
+def toml_lines(items: Mapping[str, Scalar]) -> str:
+    """Flat items as TOML, a line each; dotted keys become tables, which Flower flattens again."""
+    return "".join(f"{key} = {toml(value)}\n" for key, value in items.items())
+
+
+def toml(value: Scalar) -> str:
+    """A scalar as TOML. JSON's strings and finite numbers are TOML's; infinity is not."""
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def make_environment(place: Place, threads: int) -> dict[str, str]:
+    """This process's environment, with Flower at home in the run's folder and nothing calling out."""
+    scripts = str(Path(sys.executable).parent)
+    return {**os.environ, **OFFLINE, "FLWR_HOME": str(place.home), "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1",
+            "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")])}
+
+
+def tool(name: str, environment: Mapping[str, str]) -> str:
+    """Path of one of Flower's commands."""
+    found = shutil.which(name, path=environment["PATH"])
+    if found is None:
+        raise RunFailed(f"the command {name!r} is missing; install flwr[simulation] into the environment of this Python")
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports on loopback that nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@contextmanager
+def superlink(environment: Mapping[str, str], port: int, control: int, log: Any, lock: int) -> Iterator[None]:
+    """A SuperLink for this run alone, ended with everything it started."""
+    command = [tool("flower-superlink", environment), "--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1",
+               "--port", str(port), "--control-api-address", f"127.0.0.1:{control}"]
+    server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+                              pass_fds=(lock,))
+    try:
+        wait_until_healthy(server, port)
+        yield
+    finally:
+        end_tree(server.pid)
+        server.wait()
+
+
+def wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
+    """Until the SuperLink answers; ``RunFailed`` if it does not."""
+    end = time.monotonic() + START_LIMIT
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise RunFailed(f"Flower's SuperLink did not start within {START_LIMIT:g} s; its log is flower.log in the run's folder")
+
+
+def watch(submitted: subprocess.Popen[bytes], lines: Path, on_round: Callable[[dict[str, Any]], None]) -> None:
+    """Hand on every new round until ``flwr run --stream`` ends, which it does when the run does."""
+    seen = max((r["round"] for r in read_rounds(lines)), default=0)
+    ended = False
+    while not ended:
+        ended = submitted.poll() is not None
+        for record in read_rounds(lines):
+            if record["round"] > seen:
+                seen = record["round"]
+                on_round(record)
+        if not ended:
+            time.sleep(0.3)
+
+
+def outcome(environment: Mapping[str, str]) -> str:
+    """Flower's status of the run, ``finished:completed`` if all went well."""
+    shown = subprocess.run([tool("flwr", environment), "ls", CONNECTION, "--format", "json"], env=environment, capture_output=True, text=True)
+    try:
+        runs = json.loads(shown.stdout)["runs"]
+        return runs[0]["status"] if runs else "never started"
+    except (ValueError, KeyError, TypeError):
+        return "unknown"
+
+
+def last_error(log: Path) -> str:
+    """The most telling line at the end of the log."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if re.search(r"\b(RunFailed|ConfigError|\w*Error)\b: ", line)]
+    ours = [line for line in told if re.search(r"\b(RunFailed|ConfigError): ", line)]
+    chosen = (ours or told or lines or ["nothing was logged"])[-1]
+    return re.sub(r"^.*?\b(?:\w+\.)*(?:RunFailed|ConfigError): ", "", chosen)
+
+
+def end_tree(pid: int) -> None:
+    """End a process we started and all its descendants: first politely, then not."""
+    try:
+        top = psutil.Process(pid)
+        family = [*top.children(recursive=True), top]
+    except psutil.NoSuchProcess:
+        return
+    for wish in (psutil.Process.terminate, psutil.Process.kill):
+        for member in family:
+            try:
+                wish(member)
+            except psutil.NoSuchProcess:
+                continue
+        _, family = psutil.wait_procs(family, timeout=5)

@@ -1,0 +1,150 @@
+"""The tables of report.html, each a section: accuracy, bytes, dropped replies, how to reproduce, clients.
+
+Served and adapted figures never share a column. Every string that comes from a run is escaped by ``_table``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from server_app.reproduce import command
+from server_app.summary import Findings
+
+WORDS = {
+    "served": "served",
+    "served_raw": "served, BatchNorm as averaged",
+    "adapted": "adapted",
+    "adapted_raw": "adapted, BatchNorm as averaged",
+}
+SPACE = "\N{NO-BREAK SPACE}"
+
+
+def percent(share: float | None) -> str:
+    """``0.38`` -> ``38.0 %``, with a space that does not break."""
+    return "–" if share is None else f"{100 * share:.1f}{SPACE}%"
+
+
+def scores(found: Findings) -> str:
+    """What the model scores, served and adapted in columns of their own."""
+    s = found.summary
+    columns = [key for key in WORDS if s[key]]
+    rows = (
+        ("mean", "mean"),
+        ("standard deviation (points)", "std"),
+        ("worst client", "worst"),
+        (f"bottom 20{SPACE}%", "bottom20"),
+        ("mean weighted by test images", "weighted_mean"),
+    )
+    bn = s["run_config"].get("bn")
+    words = dict(WORDS)
+    if bn == "recompute":
+        words |= {key: f"{WORDS[key]}, BatchNorm recomputed" for key in ("served", "adapted")}
+    body = [[name, *(percent(s[key][row]) for key in columns)] for name, row in rows]
+    body.append(["clients", *(str(s[key]["n"]) for key in columns)])
+    since = f" in round {s['adapted_round']}" if s.get("adapted_round") else ""
+    return _section(
+        "Accuracy over clients",
+        "<p>Served: the model a client has <em>before</em> local training, after the "
+        f"last round. Adapted: the same client <em>after</em> its local training{since}. They answer "
+        "different questions; compare only within a column.</p>"
+        + _table(["", *(words[key] for key in columns)], body),
+    )
+
+
+def traffic(found: Findings) -> str:
+    """Payload by slot and direction."""
+    moved = found.summary["bytes"]
+    slots = sorted({*moved["by_slot"]["up"], *moved["by_slot"]["down"]})
+    body = [
+        [slot, *(_bytes_text(moved["by_slot"][way].get(slot, 0)) for way in ("up", "down"))] for slot in slots
+    ]
+    body.append(["total", _bytes_text(moved["up"]), _bytes_text(moved["down"])])
+    each = moved["up_per_client_round"]
+    return _section(
+        "Bytes",
+        _table(["slot", "up", "down"], body)
+        + (
+            f"<p>{_bytes_text(each)} up per client and round. Payload only, no transport overhead.</p>"
+            if each is not None
+            else ""
+        ),
+    )
+
+
+def dropped(found: Findings) -> str:
+    """Replies the server refused or waited for in vain, by reason."""
+    reasons = found.summary["dropped"]
+    content = (
+        _table(["reason", "replies"], [[reason, str(n)] for reason, n in reasons.items()])
+        if reasons
+        else "<p>None: every reply was accepted.</p>"
+    )
+    return _section("Dropped replies", content)
+
+
+def reproduce(found: Findings) -> str:
+    """The command, what it rests on and what it took."""
+    s = found.summary
+    rss = s["server_peak_rss_mib"]
+    facts = [
+        ["split hash", s["split_hash"] or "–"],
+        *([name, str(v)] for name, v in sorted(s["versions"].items())),
+        ["seconds, whole run", f"{s['seconds']['total']:.1f}"],
+        ["seconds a round, median", number(s["seconds"]["round_median"])],
+        ["server memory, peak", f"{rss:.0f} MiB" if rss is not None else "–"],
+        ["personal models", s["personal_models"] or "–"],
+    ]
+    settings = [[key, str(value)] for key, value in s["run_config"].items()]
+    return _section(
+        "How to reproduce",
+        f"<pre>{escape(command(s['run_config']))}</pre>"
+        + _table(["", ""], facts, "facts-table")
+        + "<details><summary>All settings</summary>"
+        + _table(["key", "value"], settings, "facts-table")
+        + "</details>",
+    )
+
+
+def clients(found: Findings) -> str:
+    """One row a client, folded away."""
+    head = ["client", "group", "training images", "test images", "classes", "served", "adapted"]
+    body = [
+        [
+            r.client,
+            r.group,
+            *("–" if n is None else str(n) for n in (r.n_train, r.n_test, r.classes)),
+            percent(r.served),
+            percent(r.adapted),
+        ]
+        for r in found.rows
+    ]
+    table = _table(head, body)
+    return f"<section><details><summary>All {len(body)} clients</summary>{table}</details></section>"
+
+
+def _section(heading: str, content: str) -> str:
+    return f"<section><h2>{escape(heading)}</h2>{content}</section>"
+
+
+def _table(head: Sequence[str], body: Iterable[Sequence[str]], look: str = "") -> str:
+    top = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in head)
+    lines = (
+        f"<tr><th scope=row>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for name, *cells in body
+    )
+    header = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
+    return f'<div class=scroll><table class="{look}">{header}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _bytes_text(n: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.0f}{SPACE}{unit}" if unit == "B" else f"{n:.1f}{SPACE}{unit}"
+        n /= 1024
+    return f"{n:,.1f}{SPACE}GiB"
+
+
+def number(value: float | None) -> str:
+    """Two decimals, or a dash for what is not known."""
+    return "–" if value is None else f"{value:.2f}"

@@ -1,0 +1,376 @@
+"""What every method must do. A new line in ``METHODS`` is picked up here by itself.
+
+The contract holds in both directions and a leak is refused; a seed says everything; the order of answers says nothing;
+clients may be few, fail, diverge, or have hardly any data; a run that was stopped goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+import client_app.main as client_main
+from client_app.data.client_data import ClientData
+from client_app.data.sources import DataNode
+from client_app.learner import Reply
+from models import build_model
+from server_app.checkpoint import Checkpoints
+from server_app.rounds import RunFailed
+from strategies.registry import METHODS, find_method, parse_run_config
+from strategies.types import Layout, layout_of
+from strategies.wire import encode
+from tests.running import (
+    SMALL,
+    TRAIN,
+    Ran,
+    Shuffled,
+    Spy,
+    about,
+    client_of,
+    digits_of,
+    failing,
+    run,
+    tensor_bytes,
+)
+
+PARTS: Mapping[str, Layout] = {part: layout_of(build_model("cnn", 10, (1, 8, 8), 4).tensors(part)) for part in ("encoder", "head")}
+EVERY = tuple(METHODS)
+
+
+@pytest.fixture(scope="module", params=EVERY)
+def method(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def watched(method: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Spy]:
+    """One undisturbed run, with every message kept."""
+    folder = tmp_path_factory.mktemp(method)
+    spy = Spy(folder)
+    return run(folder, method, spy), spy
+
+
+def wire_of(method: str, **settings: Any) -> Any:
+    return parse_run_config({**SMALL, "method": method, **settings}).own.wire
+
+
+# --- the contract
+
+
+def test_every_message_of_a_run_fits_the_contract(method: str, watched: tuple[Ran, Spy]) -> None:
+    """Both directions, message by message; and nobody was dropped on the way."""
+    ran, spy = watched
+    wire = wire_of(method)
+    kinds = [about(message)[0] for message, _ in spy.seen]
+    assert {k: kinds.count(k) for k in kinds} == {"query": 4, "train": 8, "evaluate": 4}
+    for message, reply in spy.seen:
+        kind, _, _ = about(message)
+        if kind == "query":
+            assert set(reply.content) == {"hello"}
+            continue
+        wire.check("down", message.content, PARTS)
+        wire.check("up" if kind == "train" else "closing", reply.content, PARTS)
+        assert not tensor_bytes(reply.content) or kind == "train"
+    assert all(r["dropped"] == {} and len(r["accepted"]) == 4 for r in ran.records)
+
+
+def test_bytes_reported_are_bytes_on_the_wire(watched: tuple[Ran, Spy]) -> None:
+    ran, spy = watched
+    for way in (0, 1):
+        tensors = sum(len(data) for pair in spy.seen for _, data in tensor_bytes(pair[way].content).values())
+        slots = ran.summary["bytes"]["by_slot"][("down", "up")[way]]
+        closing = sum(len(data) for pair in spy.seen if about(pair[0])[0] == "evaluate" for _, data in tensor_bytes(pair[way].content).values())
+        counted = sum(n for slot, n in slots.items() if slot not in ("metrics", "round"))
+        assert counted in (tensors, tensors - closing)
+
+
+def test_no_private_head_leaves_or_reaches_another_client(method: str, watched: tuple[Ran, Spy]) -> None:
+    """No head-shaped array and no run of bytes of any client's head, in float32 or float16, whole or in part."""
+    if "head" not in wire_of(method).local:
+        pytest.skip("this method shares its head, and its contract says so")
+    _, spy = watched
+    assert {client for client, _ in spy.heads} == {f"client-00{i}" for i in range(4)}
+    needles = [w.astype(dtype).tobytes()[:32] for head in spy.heads.values() for w in head.values() for dtype in (np.float32, np.float16)]
+    shapes = {shape for shape, _ in PARTS["head"].values()}
+    common = next(tensor_bytes(m.content) for m, _ in spy.seen if about(m)[0] == "train")
+    for message, reply in spy.seen:
+        for shape, data in tensor_bytes(reply.content).values():
+            assert shape not in shapes and not any(needle in data for needle in needles)
+        for (slot, name), (shape, data) in tensor_bytes(message.content).items():
+            if shape in shapes:
+                # the one head that travels is the common first one, and in round 1 only
+                assert slot == "initial-head" and about(message)[2] == 1 and data == common[slot, name][1]
+            assert not any(needle in data for needle in needles)
+
+
+class Leaking:
+    """Four clients try one leak each; the other four are honest."""
+
+    def __init__(self, honest: Callable[..., Reply]) -> None:
+        self.honest = honest
+
+    def __call__(self, learner: Any, inbound: Any, data: Any, store: Any, rnd: Any) -> Reply:
+        reply = self.honest(learner, inbound, data, store, rnd)
+        secret = {"weight": np.full((10, 32), 7, np.float32)}
+        match store.site:
+            case "client-001":
+                return replace(reply, slots={**reply.slots, "head-of-mine": secret})
+            case "client-002":
+                first = next(iter(reply.slots), "encoder")
+                return replace(reply, slots={**reply.slots, first: {**reply.slots.get(first, {}), "extra": secret["weight"]}})
+            case "client-003":
+                return replace(reply, metrics={**reply.metrics, "share-of-class-3": 0.25})
+            case "client-004":
+                return replace(reply, metrics={**reply.metrics, "served": 7.0})
+        return reply
+
+
+def test_a_leak_planted_in_a_learner_is_refused(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extra slot, an extra tensor, an extra scalar, a scalar used as a letter box: none goes out."""
+    learner = find_method(method).learner_class()
+    leak = Leaking(learner.train)
+    monkeypatch.setattr(learner, "train", lambda *arguments: leak(*arguments))
+    spy = Spy(tmp_path)
+    ran = run(tmp_path, method, spy, clients=8, rounds=1)
+    assert ran.records[0]["dropped"] == {"WireViolation": 4}
+    assert ran.records[0]["accepted"] == ["client-000", "client-005", "client-006", "client-007"]
+    assert not any(np.full(32, 7, np.float32).tobytes() in data for _, reply in spy.seen for _, data in tensor_bytes(reply.content).values())
+
+
+def test_a_leak_planted_after_the_check_is_refused(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard looks at the finished message: a string, a head and a scalar added behind the seal go nowhere."""
+    seal = client_main.seal
+    extras = [("note", ConfigRecord({"label": "seven"})), ("mine", ArrayRecord({"w": encode(np.ones(3, np.float32))})),
+              ("more", MetricRecord({"n": 1}))]
+
+    def leaky(*arguments: Any) -> RecordDict:
+        content = seal(*arguments)
+        if extras and len(arguments) < 4:
+            name, record = extras.pop()
+            content[name] = record
+        return content
+
+    monkeypatch.setattr(client_main, "seal", leaky)
+    ran = run(tmp_path, method, clients=8, rounds=1)
+    assert ran.records[0]["dropped"] == {"WireViolation": 3} and not extras
+    assert len(ran.records[0]["accepted"]) == 5
+
+
+def test_what_a_tampered_client_sends_is_dropped_on_arrival(method: str, watched: tuple[Ran, Spy], tmp_path: Path) -> None:
+    """The server checks for itself, and counts by reason; NaN is no number to average."""
+    sends = bool(wire_of(method).up)
+
+    def tamper(message: Message, reply: Callable[[], Message]) -> Message:
+        answer, (kind, client, _) = reply(), about(message)
+        if kind != "train":
+            return answer
+        match client:
+            case "client-001":
+                answer.content["head-of-mine"] = ArrayRecord({"w": encode(np.ones(3, np.float32))})
+            case "client-002":
+                answer.content["note"] = ConfigRecord({"label": "seven"})
+            case "client-003" if sends:
+                slot, record = next((s, r) for s, r in answer.content.items() if isinstance(r, ArrayRecord))
+                name = next(iter(record))
+                record[name] = encode(np.full(record[name].shape, np.nan, record[name].dtype))
+            case "client-004":
+                answer.content["metrics"] = MetricRecord({"num-examples": 0})
+        return answer
+
+    ran = run(tmp_path, method, tamper, clients=8, rounds=1)
+    expected = {"unknown-slot": 1, "text": 1, "non-finite": 1, "metrics": 1}
+    if not sends:
+        del expected["non-finite"]
+    assert ran.records[0]["dropped"] == expected
+    assert all_finite(ran)
+
+
+# --- determinism
+
+
+def test_same_seed_same_bytes_and_another_seed_another_run(method: str, watched: tuple[Ran, Spy], tmp_path: Path) -> None:
+    again = run(tmp_path / "again", method)
+    assert again.everything() == watched[0].everything()
+    other = run(tmp_path / "other", method, seed=1)
+    assert other.state["tensors"] != again.state["tensors"]
+    assert not set(map(str, other.stores.values())) & set(map(str, again.stores.values()))
+
+
+def test_the_order_of_answers_is_irrelevant(method: str, watched: tuple[Ran, Spy], tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def note(message: Message, reply: Callable[[], Message]) -> Message:
+        order.append(about(message)[1])
+        return reply()
+
+    assert run(tmp_path, method, note, grid=Shuffled).everything() == watched[0].everything()
+    assert order[4:8] != sorted(order[4:8])
+
+
+# --- who takes part, and with what
+
+
+def test_a_third_of_the_clients_takes_part(method: str, tmp_path: Path) -> None:
+    """ceil(0.3 * 4) = 2 clients a round; all four are scored at the end."""
+    ran = run(tmp_path, method, rounds=3, fraction=0.3, seed=3)
+    assert [len(r["asked"]) for r in ran.records] == [2, 2, 2]
+    assert len({client for r in ran.records for client in r["asked"]}) >= 3
+    assert all(ran.served.values()) and all_finite(ran)
+
+
+def test_clients_that_fail_are_counted_and_the_others_go_on(method: str, tmp_path: Path) -> None:
+    ran = run(tmp_path, method, failing(("client-001", 1), ("client-002", 2), ("client-003", 2)), rounds=3)
+    assert [r["dropped"] for r in ran.records] == [{"reply-lost": 1}, {"reply-lost": 2}, {}]
+    assert ran.records[1]["accepted"] == ["client-000", "client-001"]
+    assert all(ran.served.values()) and all_finite(ran)
+
+
+def test_a_client_whose_replies_are_lost_goes_on_from_what_was_accepted(method: str, tmp_path: Path) -> None:
+    """It trained and committed round 2, but the server never heard of it: the run is as if it had not trained."""
+    lost = run(tmp_path / "lost", method, failing(("client-002", 2), after=True), rounds=3)
+    absent = run(tmp_path / "absent", method, failing(("client-002", 2)), rounds=3)
+    assert lost.everything() == absent.everything()
+
+
+def test_too_few_replies_void_the_round_and_change_nothing(method: str, tmp_path: Path) -> None:
+    most = [(f"client-00{i}", 2) for i in range(3)]
+    ran = run(tmp_path, method, failing(*most), max_void_rounds=2)
+    assert [r["void"] for r in ran.records] == [False, True]
+    paths = Checkpoints(tmp_path / "checkpoints")
+    assert paths.rounds() == (1, 2)
+    state = find_method(method).rule_class().__module__
+    before, after = (p._load(n, _types(state)) for p, n in ((paths, 1), (paths, 2)))
+    assert before[1] == after[1] == {"acked": {f"client-00{i}": 1 for i in range(4)}}
+    assert contents_of(before[0]) == contents_of(after[0])
+    with pytest.raises(RunFailed, match="2 rounds in a row were void"):
+        run(tmp_path / "never", method, failing(*most, *[(c, 1) for c, _ in most]), max_void_rounds=2)
+
+
+def odd_clients(node: DataNode, seed: int) -> ClientData:
+    """A client with one class, one with one sample, one without a test set, and an ordinary one."""
+    images, labels = digits_of(node.index)
+    match node.index:
+        case 0:
+            return client_of(images, np.full_like(labels, 3))
+        case 1:
+            return client_of(images[:3], labels[:3], train=1)
+        case 2:
+            return client_of(images[:TRAIN], labels[:TRAIN])
+    return client_of(images, labels)
+
+
+def test_a_client_with_one_class_one_sample_or_no_test_set_takes_part(method: str, tmp_path: Path) -> None:
+    ran = run(tmp_path, method, dataset="tests.test_every_method:odd_clients")
+    assert [r["dropped"] for r in ran.records] == [{}, {}]
+    assert [bool(score) for score in ran.served.values()] == [True, True, False, True]
+    assert ran.summary["served"]["n"] == 3 and all_finite(ran)
+    assert all(f"client-00{i}/personal.safetensors" in ran.stores for i in range(4))
+
+
+def one_explodes(node: DataNode, seed: int) -> ClientData:
+    """Float images; those of client 1 are too large for float32 arithmetic."""
+    images, labels = digits_of(node.index)
+    return client_of(images.astype(np.float32) * (1e36 if node.index == 1 else 1 / 255), labels)
+
+
+def test_a_client_that_diverges_is_dropped_and_counted(method: str, tmp_path: Path) -> None:
+    """Its NaN goes nowhere: not to the server, not into its own store."""
+    ran = run(tmp_path, method, dataset="tests.test_every_method:one_explodes")
+    assert [r["dropped"] for r in ran.records] == [{"TrainingDiverged": 1}] * 2
+    assert all_finite(ran)
+    assert not [name for name in ran.stores if name.startswith("client-001/v")]
+
+
+# --- restart
+
+
+class Stop(Exception):
+    """Ends a run from within."""
+
+
+@pytest.mark.parametrize("moment", ["after round 1", "in round 2"])
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(method: str, moment: str, watched: tuple[Ran, Spy], tmp_path: Path) -> None:
+    """Bit for bit: state, acknowledged rounds, every client's files, scores, round records."""
+
+    def stop_between(record: Mapping[str, Any]) -> None:
+        if moment == "after round 1":
+            raise Stop
+
+    def stop_within(message: Message, reply: Callable[[], Message]) -> Message:
+        answer = reply()
+        if moment == "in round 2" and about(message) == ("train", "client-002", 2):
+            raise Stop
+        return answer
+
+    with pytest.raises(Stop):
+        run(tmp_path, method, stop_within, on_round=stop_between)
+    assert run(tmp_path, method, resume=True).everything() == watched[0].everything()
+
+
+# --- settings all methods share
+
+
+def test_uniform_weighting_sends_no_count(method: str, tmp_path: Path) -> None:
+    spy = Spy(tmp_path)
+    ran = run(tmp_path, method, spy, weighting="uniform", rounds=1)
+    for message, reply in spy.seen:
+        names = {key for record in reply.content.values() for key in record} if about(message)[0] != "query" else set(reply.content["hello"])
+        assert not {"num-examples", "num-test"} & names
+    assert ran.summary["served"]["weighted_mean"] is None and ran.records[0]["dropped"] == {}
+
+
+def test_batchnorm_rules_differ_where_they_must_and_nowhere_else(method: str, watched: tuple[Ran, Spy], tmp_path: Path) -> None:
+    """No rule touches a weight or a running mean. ``recompute`` only scores otherwise; ``moments`` only pools variances."""
+    recompute = watched[0]
+    average = run(tmp_path / "average", method, bn="average")
+    moments = run(tmp_path / "moments", method, bn="moments")
+    assert tensors_by_name(average) == tensors_by_name(recompute)
+    assert average.summary["served"] == average.summary["served_raw"] == recompute.summary["served_raw"]
+    a, m = tensors_by_name(average), tensors_by_name(moments)
+    differing = {name for name in a if a[name] != m[name]}
+    assert all(name.endswith("running_var") for name in differing)
+    assert bool(differing) == bool(wire_of(method).up)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "width"), [("resnet18", 4), ("mobilenetv2", 8)])
+def test_the_larger_models_run(method: str, model: str, width: int, tmp_path: Path) -> None:
+    ran = run(tmp_path, method, model=model, width=width, clients=2, rounds=1)
+    assert ran.records[0]["dropped"] == {} and all(ran.served.values()) and all_finite(ran)
+
+
+# --- looking into what a run left
+
+
+def all_finite(ran: Ran) -> bool:
+    """Whether every tensor of the final state is."""
+    return all(np.isfinite(np.frombuffer(data, dtype)).all() for _, dtype, data in ran.state["tensors"].values() if dtype.startswith("f"))
+
+
+def tensors_by_name(ran: Ran) -> dict[str, Any]:
+    """The averaged parts of the final state, by part and tensor."""
+    module = METHODS[ran.summary["method"]].rule_class().__module__
+    found = Checkpoints(ran.folder / "checkpoints").latest(*_types(module))
+    assert found is not None
+    return {f"{part}.{name}": tensor.tobytes() for part in ("encoder", "head") for name, tensor in getattr(found[1], part, {}).items()}
+
+
+def contents_of(state: Any) -> Any:
+    from server_app.checkpoint import dump
+
+    arrays, tree = dump(state)
+    return tree, {name: array.tobytes() for name, array in arrays.items()}
+
+
+def _types(module: str) -> tuple[type, ...]:
+    import importlib
+
+    from server_app.checkpoint import state_types
+
+    return state_types(importlib.import_module(module).State)

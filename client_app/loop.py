@@ -284,8 +284,9 @@ def _train_mode(model: nn.Module, batchnorm: bool) -> None:
 
 
 def _is_finite(model: nn.Module) -> bool:
-    state = [t for t in model.state_dict().values() if t.is_floating_point()]
-    return bool(torch.stack([t.isfinite().all() for t in state]).all())
+    # a sum carries NaN and Inf along and needs no temporary as large as the model
+    sums = [t.sum() for t in model.state_dict().values() if t.is_floating_point()]
+    return bool(torch.stack(sums).isfinite().all())
 
 
 def _check_labels(images: np.ndarray, labels: np.ndarray, classes: int) -> None:

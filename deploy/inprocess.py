@@ -8,6 +8,8 @@ side. The order in which replies are folded is the round loop's, so the numbers 
 from __future__ import annotations
 
 import multiprocessing as mp
+import signal
+import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -22,7 +24,9 @@ from flwr.supercore.task_identity import TaskIdentity
 RUN_ID = 1
 SERVER_NODE = 1
 FIRST_NODE = 1000
-DIED = 8  # Flower's code for a client process that crashed
+POLL = 0.5
+# Flower's codes: the app raised, the message expired, the client's process crashed
+RAISED, EXPIRED, DIED = 2, 3, 8
 
 
 class InProcessGrid(Grid):
@@ -77,25 +81,42 @@ class InProcessGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that are ready. One worker: the next client runs now. More: waits until one of them is done."""
-        if not self._workers:
-            return [self._answer(self._queue.popleft())] if self._queue else []
+        if self._queue and expired(self._queue[0]):
+            return [Message(Error(EXPIRED, "the message expired before its turn came"), reply_to=self._queue.popleft())]
+        if self._queue and not self._workers:
+            return [self._answer(self._queue.popleft())]
         self._feed()
         busy = {worker.connection: worker for worker in self._workers if worker.busy}
-        ready = wait(list(busy), timeout=0.5) if busy else []
-        return [busy[connection].collect() for connection in ready]  # type: ignore[index]
+        if not busy:
+            time.sleep(POLL)
+            return []
+        replies = [busy[connection].collect() for connection in wait(list(busy), timeout=POLL)]  # type: ignore[index]
+        self._feed()
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        left, replies = set(self.push_messages(messages)), []
-        while left:
+        left, replies, start = set(self.push_messages(messages)), [], time.monotonic()
+        while left and (timeout is None or time.monotonic() < start + timeout):
             for reply in self.pull_messages(left):
-                left.discard(reply.metadata.reply_to_message_id)
-                replies.append(reply)
+                if reply.metadata.reply_to_message_id in left:  # else to one that an earlier call no longer waited for
+                    left.discard(reply.metadata.reply_to_message_id)
+                    replies.append(reply)
         return replies
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes, those at work too. The grid is of no use afterwards."""
+        for worker in self._workers:
+            worker.connection.close()
         for worker in self._workers:
             worker.close()
+        self._workers.clear()
+        self._queue.clear()
+
+    def __enter__(self) -> InProcessGrid:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
 
     def _answer(self, message: Message) -> Message:
         if self._app is None:
@@ -106,7 +127,7 @@ class InProcessGrid(Grid):
 
     def _feed(self) -> None:
         for worker in self._workers:
-            if self._queue and not worker.busy:
+            if self._queue and not worker.busy and not expired(self._queue[0]):
                 worker.give(self._queue.popleft())
 
 
@@ -115,7 +136,15 @@ def answer(app: ClientApp, message: Message, run_config: Mapping[str, Any], clie
     node = message.metadata.dst_node_id
     context = Context(run_id=RUN_ID, node_id=node, node_config={"partition-id": node - FIRST_NODE, "num-partitions": clients},
                       state=RecordDict(), run_config=dict(run_config))
-    return app(message, context)
+    try:
+        return app(message, context)
+    except Exception as fault:  # as Flower does; an app with a guard never gets here
+        return Message(Error(RAISED, f"ClientApp raised {type(fault).__name__}"), reply_to=message)
+
+
+def expired(message: Message) -> bool:
+    """Whether its time to live is over: nobody waits for the reply, so no client need run."""
+    return time.time() > message.metadata.created_at + message.metadata.ttl
 
 
 def identify() -> None:
@@ -136,7 +165,12 @@ class Worker:
         return self._message is not None
 
     def give(self, message: Message) -> None:
-        self.connection.send(message)
+        try:
+            self.connection.send(message)
+        except OSError:  # it died while it had nothing to do
+            self.close()
+            self._start()
+            self.connection.send(message)
         # the content may be a whole model: only what an error reply needs is kept
         self._message = Message(metadata=message.metadata, content=RecordDict())  # type: ignore[call-overload]
 
@@ -144,17 +178,20 @@ class Worker:
         asked, self._message = self._message, None
         try:
             return self.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # OSError: it died half-way through its reply
             self.close()
             self._start()
             assert asked is not None
             return Message(Error(DIED, "fedhearth:WorkerDied: a worker process died while it trained this client"), reply_to=asked)
 
     def close(self) -> None:
+        """End the process: at once if it is waiting, by force if it is training."""
         self.connection.close()
-        self._process.join(timeout=2)
+        self._process.join(timeout=0 if self.busy else 2)
         if self._process.is_alive():
-            self._process.terminate()
+            self._process.kill()
+            self._process.join()
+        self._process.close()
 
     def _start(self) -> None:
         # spawn, not fork: torch's threads do not survive a fork, and Windows knows no other
@@ -167,12 +204,14 @@ class Worker:
 
 def work(connection: Connection, run_config: Mapping[str, Any], clients: int) -> None:
     """The worker's loop: a message in, its reply out, until the other end closes."""
+    # Ctrl-C reaches the whole group of processes; the server's end decides what becomes of its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     identify()
     from client_app.main import app
 
     while True:
         try:
             message = connection.recv()
-        except EOFError:
+            connection.send(answer(app, message, run_config, clients))
+        except (EOFError, OSError):  # the other end is gone
             return
-        connection.send(answer(app, message, run_config, clients))

@@ -7,7 +7,9 @@ import logging
 import math
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +43,18 @@ def _supervised(launch: Launch, engine: str, workers: int, lock: int, quiet: boo
 
     config = launch.settings.run
     resume = f"fedhearth run --resume {shlex.quote(str(launch.folder))}" + (" --engine ray" if engine == "ray" else "")
-    _log_to(launch.folder / "run.log")
     print(f"{launch.settings.method.name} on {config.dataset}, {config.clients} clients, {config.rounds} rounds, {engine} engine, "
           f"{workers} worker{'s' if workers > 1 else ''}\nresults: {launch.folder}", flush=True)
     try:
-        with display(config.rounds, math.ceil(config.fraction * config.clients - 1e-9), quiet) as shown:
+        with logged(launch.folder / "run.log"), display(config.rounds, math.ceil(config.fraction * config.clients - 1e-9), quiet) as shown:
             summary = _on_ray(launch, workers, lock, shown) if engine == "ray" else _in_process(launch, workers, shown)
     except KeyboardInterrupt:
-        logging.error("interrupted; go on with: %s", resume)
+        print(f"fedhearth: interrupted; go on with: {resume}", file=sys.stderr)
         return 130
     except (RunFailed, CheckpointError) as error:
-        logging.error("%s", error)
+        print(f"fedhearth: {error}", file=sys.stderr)
         if (launch.folder / "checkpoints").exists():
-            logging.error("to go on from the last complete round: %s", resume)
+            print(f"fedhearth: go on from the last complete round with: {resume}", file=sys.stderr)
         return 1
     print(outcome_table(summary, launch.folder), end="")
     return 0
@@ -119,12 +120,20 @@ class _Brief(logging.Formatter):
         return f"fedhearth: {record.getMessage()}"
 
 
-def _log_to(file: Path) -> None:
+@contextmanager
+def logged(file: Path) -> Iterator[None]:
     """Everything into the run's log; warnings, without tracebacks, to stderr."""
     whole, brief = logging.FileHandler(file, encoding="utf-8"), logging.StreamHandler()
     whole.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     brief.setFormatter(_Brief())
     brief.setLevel(logging.WARNING)
     root = logging.getLogger()
+    before, level = list(root.handlers), root.level
     root.handlers[:] = [whole, brief]
     root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+        whole.close()

@@ -13,13 +13,16 @@ import time
 from dataclasses import dataclass
 from random import Random
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from server_app.rounds import Outcome, Plan, RunFailed, exchange
+from strategies.adapter import word_of
 from strategies.seeds import derive_seed
+from strategies.wire import HELLO, WireViolation, unpack_hello
 
 log = logging.getLogger(__name__)
+POLL = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,55 +71,80 @@ class Roster:
         """
         end = time.monotonic() + wait
         while True:
-            self.refresh(grid, deadline)
+            self.refresh(grid, min(deadline, max(end - time.monotonic(), 1.0)))
             if len(self.hellos) >= expected:
                 break
             if time.monotonic() > end:
                 raise RunFailed(f"expected {expected} clients, only {len(self.hellos)} said hello within {wait:g} s: "
                                 f"{', '.join(self.names()) or 'none'}. Start the others, or set clients to the number there are.")
-            time.sleep(0.5)
-        self._check_alike()
+            time.sleep(POLL)
+        self._started = True
 
     def refresh(self, grid: Grid, deadline: float) -> None:
-        """Greet nodes that are new since the last time, forget those that left."""
+        """Greet nodes that are new since the last time, forget those that left.
+
+        Once the run has begun, a node that cannot take part is left out and never ends the run.
+        """
         online = set(grid.get_node_ids())
         self._node_of = {name: node for name, node in self._node_of.items() if node in online}
         self._known_nodes &= online
         new = sorted(online - self._known_nodes)
         if not new:
             return
-        messages = [Message(RecordDict({"hello": ConfigRecord()}), node, "query.hello", ttl=deadline, group_id="hello") for node in new]
+        messages = [Message(RecordDict({HELLO: ConfigRecord()}), node, "query.hello", ttl=deadline, group_id=HELLO) for node in new]
         plan = Plan(rounds=1, deadline=deadline, quorum=1.0)
-        for reply in exchange(grid, messages, plan, Outcome(0, None)):  # type: ignore[arg-type]
-            asked = next((m for m in messages if m.metadata.message_id == reply.metadata.reply_to_message_id), None)
-            if asked is not None:
-                self._welcome(asked.metadata.dst_node_id, reply)
+        for reply in exchange(grid, messages, plan, Outcome(0, ArrayRecord())):
+            node = next(m.metadata.dst_node_id for m in messages if m.metadata.message_id == reply.metadata.reply_to_message_id)
+            try:
+                self._welcome(node, reply)
+            except RunFailed as fault:
+                if not self._started:
+                    raise
+                log.warning("node %d is left out: %s", node, fault)
+        if self._started:
+            # one that is silent or unfit now is not asked again, since waiting for it would delay every round
+            self._known_nodes.update(new)
 
     def _welcome(self, node: int, reply: Message) -> None:
-        if reply.has_error():
+        if not reply.has_content():
             reason = reply.error.reason or ""
-            text = reason.split(":", 2)[-1].strip() if reason.startswith("fedhearth:") else f"Flower error {reply.error.code}"
-            if not self._started:
-                raise RunFailed(f"a client cannot take part: {text}")
-            log.warning("a node could not say hello: %s", text)
-            return
-        said = reply.content["hello"]
-        hello = Hello(str(said["site"]), int(said["classes"]), str(said["class-digest"]),  # type: ignore[arg-type]
-                      tuple(int(n) for n in str(said["input-shape"]).split("x")), str(said["split-digest"]))  # type: ignore[arg-type]
-        if hello.site in self._node_of:
-            raise RunFailed(f"two nodes call themselves {hello.site!r}; give every SuperNode its own --site")
+            text = reason.split(":", 2)[-1].strip() if reason.startswith("fedhearth:") else f"Flower says {word_of(reply.error.code)}"
+            raise RunFailed(f"a client cannot take part: {text}")
+        try:
+            said = unpack_hello(reply.content)
+        except WireViolation as wrong:
+            raise RunFailed(f"a client's hello cannot be read: {wrong}; all sites need the same version of this app") from None
+        hello = Hello(said["site"], int(said["classes"]), said["class-digest"], _shape(said["input-shape"]), said["split-digest"])
+        self._check_name(hello.site)
+        self._check_alike(hello)
         self._known_nodes.add(node)
         self._node_of[hello.site] = node
         self.hellos[hello.site] = hello
 
-    def _check_alike(self) -> None:
-        """All clients must need the same model; the first two that differ are named."""
-        first = self.hellos[self.names()[0]]
-        for hello in self.hellos.values():
-            for what in ("classes", "class_digest", "input_shape"):
-                mine, other = getattr(first, what), getattr(hello, what)
-                if mine != other:
-                    label = {"classes": "number of classes", "class_digest": "class names", "input_shape": "image shape"}[what]
-                    raise RunFailed(f"clients differ in their {label}: {first.site} says {mine}, {hello.site} says {other}; "
+    def _check_name(self, site: str) -> None:
+        """Two sites of one name cannot both take part; during a run, the newer node is the site after a restart."""
+        if site in self._node_of and not self._started:
+            raise RunFailed(f"two nodes call themselves {site!r}; give every SuperNode its own site name")
+        if site in self._node_of:
+            log.warning("%s answers from a new node; the old one is no longer asked", site)
+        # names are folders, and some disks do not tell a from A
+        alike = [name for name in self.hellos if name != site and name.casefold() == site.casefold()]
+        if alike:
+            raise RunFailed(f"the site names {alike[0]!r} and {site!r} differ in upper and lower case only; rename one")
+
+    def _check_alike(self, hello: Hello) -> None:
+        """All clients must need the same model; two that differ are named."""
+        for other in self.hellos.values():
+            if other.site == hello.site and not self._started:
+                continue
+            for what, label in (("classes", "number of classes"), ("class_digest", "class names"), ("input_shape", "image shape")):
+                mine, theirs = getattr(hello, what), getattr(other, what)
+                if mine != theirs:
+                    raise RunFailed(f"clients differ in their {label}: {other.site} says {theirs}, {hello.site} says {mine}; "
                                     "all sites need the same classes in the same order, and images of one shape")
-        self._started = True
+            return  # the others were compared with this one
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    channels, height, width = map(int, text.split("x"))
+    return channels, height, width

@@ -9,26 +9,31 @@ simulation actor (error code 0) ends the run, because Flower would hand it more 
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import IO
+from operator import length_hint
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+
+from strategies.wire import bytes_of
 
 log = logging.getLogger(__name__)
 DEAD_ACTOR = 0
 BATCH = 16
-PULL_BATCH = 8
-SPOOL_BYTES = 1 << 20
+PULL_MOST = 64
+PULL_BYTES = 8 << 20
+SPOOL_BYTES = 4 << 20
 
 
 class RunFailed(RuntimeError):
@@ -45,6 +50,8 @@ class Plan:
     deadline : seconds an exchange may take.
     quorum : share of the messages of a round that must come back without error.
     max_void : consecutive void rounds after which the run fails.
+    pause : seconds to wait after a round in which nobody was there to ask, so that a short break of the network does
+        not use up ``max_void`` at once.
     """
 
     rounds: int
@@ -53,6 +60,7 @@ class Plan:
     max_void: int = 3
     done: int = 0
     poll: float = 0.2
+    pause: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.done <= self.rounds or self.deadline <= 0 or not 0 < self.quorum <= 1 or self.max_void < 1:
@@ -69,7 +77,7 @@ class Outcome:
     asked: int = 0
     replied: int = 0
     seconds: float = 0.0
-    void_in_a_row: int = field(default=0, repr=False)
+    largest: int = 0  # bytes of the largest message so far, either way
 
 
 OnReply = Callable[[int, int, int], None]  # (round, replies so far, messages so far)
@@ -97,6 +105,8 @@ def run_rounds(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, 
         if void_in_a_row >= plan.max_void:
             raise RunFailed(f"{void_in_a_row} rounds in a row were void (quorum {plan.quorum:g}); the last had {outcome.replied} "
                             f"good replies to {outcome.asked} messages. The reasons are in the log above; nothing was changed by them.")
+        if outcome.void and not outcome.asked:
+            time.sleep(min(plan.pause, plan.deadline))
         evaluated = _evaluate(grid, strategy, arrays, plan, number, on_reply)
         if on_evaluate and evaluated.asked:
             on_evaluate(evaluated)
@@ -127,7 +137,10 @@ def _train(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, numb
 def _evaluate(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, number: int, on_reply: OnReply | None) -> Outcome:
     outcome, start = Outcome(number, arrays), time.monotonic()
     messages = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
-    strategy.aggregate_evaluate(number, exchange(grid, messages, plan, outcome, on_reply))
+    replies = exchange(grid, messages, plan, outcome, on_reply)
+    strategy.aggregate_evaluate(number, replies)
+    for _ in replies:
+        pass
     outcome.seconds = time.monotonic() - start
     return outcome
 
@@ -135,71 +148,100 @@ def _evaluate(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, n
 def exchange(grid: Grid, messages: Iterable[Message], plan: Plan, outcome: Outcome, on_reply: OnReply | None = None) -> Iterator[Message]:
     """Send ``messages`` and yield the replies in the order of the messages, error replies included.
 
-    Messages are taken lazily: a grid that says so (``window``) holds at most that many at once.
+    Messages are taken lazily. A grid that has a ``window`` works on at most that many at once, and its ``pull_messages``
+    waits by itself; any other grid gets them as fast as it takes them.
     """
-    source, window = iter(messages), getattr(grid, "window", 0)
-    waiting: list[str] = []  # message ids in sending order; what is answered out of turn waits in the spool
-    spool: dict[str, Spooled] = {}
-    end, more = time.monotonic() + plan.deadline, True
-    while more or waiting:
-        if more and (not window or len(waiting) < window):
-            more = _push(grid, source, waiting, window or BATCH, outcome)
-        arrived = False
-        for reply in _pull(grid, [i for i in waiting if i not in spool], outcome):
-            arrived = True
-            spool[reply.metadata.reply_to_message_id] = Spooled(reply, keep=reply.metadata.reply_to_message_id == waiting[0])
-            del reply  # the spool lets go of it as soon as it is folded; so must this frame
-            if on_reply:
-                on_reply(outcome.number, outcome.replied, outcome.asked)
-            while waiting and waiting[0] in spool:
-                yield spool.pop(waiting.pop(0)).message()
-        if time.monotonic() > end:
-            yield from (spool.pop(i).message() for i in waiting if i in spool)
-            return
-        if not arrived and not more:
-            time.sleep(plan.poll)
+    source, window, end = iter(messages), getattr(grid, "window", 0), time.monotonic() + plan.deadline
+    waiting: dict[str, None] = {}  # message ids in sending order
+    early, more = Spool(), True
+    try:
+        while more or waiting:
+            room = window - len(waiting) + len(early) if window else BATCH
+            if more and room > 0:
+                more = _push(grid, source, waiting, room, outcome)
+            arrived = False
+            for reply in _pull(grid, [i for i in waiting if i not in early], outcome):
+                key = reply.metadata.reply_to_message_id
+                if key not in waiting or key in early:
+                    continue  # a second one, or to a message of a round that is over
+                arrived = True
+                outcome.replied += not reply.has_error()
+                if on_reply:
+                    on_reply(outcome.number, outcome.replied, outcome.asked)
+                if key == next(iter(waiting)):
+                    del waiting[key]
+                    yield reply
+                else:
+                    early.put(key, reply)
+                del reply  # it may be a whole model, and the next one is made before this name is bound again
+                while waiting and (key := next(iter(waiting))) in early:
+                    del waiting[key]
+                    yield early.pop(key)
+            if time.monotonic() > end:
+                outcome.asked += length_hint(source)  # what was not even sent counts for the quorum
+                yield from (early.pop(key) for key in waiting if key in early)
+                return
+            if waiting and not (arrived or more or window):
+                time.sleep(plan.poll)
+    finally:
+        early.close()
+        if isinstance(source, Generator):
+            source.close()
 
 
-def _push(grid: Grid, source: Iterator[Message], waiting: list[str], batch: int, outcome: Outcome) -> bool:
-    """Send the next messages; False when there are none left."""
-    chunk = list(islice(source, batch))
+def _push(grid: Grid, source: Iterator[Message], waiting: dict[str, None], count: int, outcome: Outcome) -> bool:
+    """Send the next ``count`` messages; False when there are none left."""
+    chunk = list(islice(source, count))
     if not chunk:
         return False
     outcome.asked += len(chunk)
+    outcome.largest = max(outcome.largest, *(_size(m) for m in chunk))
     sent = {i for i in grid.push_messages(chunk) if i}
-    waiting += [m.metadata.message_id for m in chunk if m.metadata.message_id in sent]
+    waiting.update((m.metadata.message_id, None) for m in chunk if m.metadata.message_id in sent)
     return True
 
 
 def _pull(grid: Grid, ids: list[str], outcome: Outcome) -> Iterator[Message]:
-    """What has arrived, a few replies at a time, so that no more than those are in memory at once."""
-    for start in range(0, len(ids), PULL_BATCH):
-        replies = list(grid.pull_messages(ids[start:start + PULL_BATCH]))
+    """What has arrived, asked for in portions of about ``PULL_BYTES``, judging by the largest message so far."""
+    start = 0
+    while start < len(ids):
+        count = min(PULL_MOST, max(1, PULL_BYTES // (outcome.largest + 1)))
+        replies = deque(grid.pull_messages(ids[start:start + count]))
+        start += count
         while replies:
-            reply = replies.pop(0)
-            if reply.has_error() and reply.error.code == DEAD_ACTOR:
+            if replies[0].has_error() and replies[0].error.code == DEAD_ACTOR:
                 raise RunFailed("a simulation worker died (most likely killed for memory); the run stops here instead of going "
                                 "on with fewer clients. Use fewer workers or smaller batches, then --resume.")
-            outcome.replied += not reply.has_error()
-            yield reply
-            del reply
+            outcome.largest = max(outcome.largest, _size(replies[0]))
+            yield replies.popleft()
 
 
-class Spooled:
-    """A reply that may be early: kept as it is if it is next, else small ones in memory, large ones in a temporary file."""
+def _size(message: Message) -> int:
+    return sum(bytes_of(message.content).values()) if message.has_content() else 0
 
-    def __init__(self, message: Message, keep: bool) -> None:
-        self._message = message if keep else None
-        self._file: IO[bytes] | None = None
-        if not keep:
-            self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115
-            self._file.write(message_to_proto(message).SerializeToString())
 
-    def message(self) -> Message:
-        """The message back; the file is gone afterwards."""
-        if self._message is not None:
-            return self._message
-        assert self._file is not None
-        with self._file as file:
-            file.seek(0)
-            return message_from_proto(MessageProto.FromString(file.read()))
+class Spool:
+    """Replies that came out of turn: in one file, which begins in memory, so that neither memory nor open files grow with them."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115
+        self._places: dict[str, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._places
+
+    def put(self, key: str, message: Message) -> None:
+        # an empty file is begun anew, else its room would never be used again
+        start = self._file.seek(0, io.SEEK_END if self._places else io.SEEK_SET)
+        self._places[key] = start, self._file.write(message_to_proto(message).SerializeToString())
+
+    def pop(self, key: str) -> Message:
+        start, length = self._places.pop(key)
+        self._file.seek(start)
+        return message_from_proto(MessageProto.FromString(self._file.read(length)))
+
+    def close(self) -> None:
+        self._file.close()

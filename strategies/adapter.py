@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+import re
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import islice
 from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 # Flower's error codes in words; their own texts may hold paths, so they are not logged.
 ERROR_WORDS = {1: "app-not-loaded", 2: "client-raised", 3: "expired", 4: "reply-lost", 5: "node-unavailable", 6: "mod-failed",
                7: "invalid-bundle", 8: "client-crashed"}
+# How our own clients word an error. The kind becomes a key of the report, so it must look like one.
+OWN_ERROR = re.compile(r"fedhearth:([A-Za-z][A-Za-z0-9]{0,39}):(.*)", re.DOTALL)
+REFUSED = "refused"
 
 
 class Members(Protocol):
@@ -42,7 +46,7 @@ class Members(Protocol):
 class Tally:
     """What happened in one exchange, ready for the report. ``dropped`` counts replies by reason."""
 
-    asked: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)  # also those who are offline, or whose message the deadline cut off
     accepted: list[str] = field(default_factory=list)
     up: Counter[str] = field(default_factory=Counter)
     down: Counter[str] = field(default_factory=Counter)
@@ -80,7 +84,9 @@ class RuleStrategy(Strategy):
         self.state = rule.init(start)
         self.acked: dict[str, int] = {}
         self.tally = Tally()
-        self._asked: dict[str, Metadata] = {}
+        self._left: dict[str, None] = {}  # asked, and nothing known of them yet
+        self._sent: deque[tuple[str, Metadata]] = deque()
+        self._by_id: dict[str, str] = {}
         self._packed: dict[int, tuple[Tensors, ArrayRecord]] = {}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -101,8 +107,8 @@ class RuleStrategy(Strategy):
         """Fold the valid replies in; below quorum the round is void and the state stays as it was (None)."""
         rnd = Round(server_round, self.run.rounds, self.run.seed)
         valid = self._valid(replies, "up")
-        first = next(valid, None)
-        merged = self.state if first is None else self.rule.merge(self.state, chain((first,), valid), rnd)
+        first = deque(islice(valid, 1))
+        merged = self.rule.merge(self.state, _again(first, valid), rnd) if first else self.state
         self._count_missing()
         self.tally.void = len(self.tally.accepted) < max(1, math.ceil(self.run.quorum * len(self.tally.asked)))
         if self.tally.void:
@@ -121,20 +127,27 @@ class RuleStrategy(Strategy):
         log.info("%d clients, %s participation, quorum %s", len(self.members.names()), self.run.fraction, self.run.quorum)
 
     def _messages(self, names: Iterable[str], rnd: Round, kind: str) -> Iterator[Message]:
-        self.tally, self._asked = Tally(), {}
-        for name in names:
-            self.tally.asked.append(name)
-            node = self.members.node_id(name)
-            if node is None:
-                self.tally.dropped["offline"] += 1
-                continue
-            content = self._content(name, replace(rnd, acked=self.acked.get(name, 0)))
-            self.tally.down.update(bytes_of(content))
-            message = Message(content, node, kind, ttl=self.run.deadline, group_id=str(rnd.number))
-            # only the metadata is kept: Flower writes the message id into it, and the content may be a whole model
-            self._asked[name] = message.metadata
-            yield message
-        self._packed.clear()
+        asked = list(names)
+        self.tally, self._left, self._by_id = Tally(asked=asked), dict.fromkeys(asked), {}
+        self._sent.clear()
+        try:
+            for name in asked:
+                node = self.members.node_id(name)
+                if node is None:
+                    self._drop(name, "offline", "no node speaks for it now")
+                else:
+                    # not bound to a name: while this waits for its next turn, nothing here keeps the message alive
+                    yield self._message(name, node, rnd, kind)
+        finally:
+            self._packed.clear()
+
+    def _message(self, name: str, node: int, rnd: Round, kind: str) -> Message:
+        content = self._content(name, replace(rnd, acked=self.acked.get(name, 0)))
+        self.tally.down.update(bytes_of(content))
+        message = Message(content, node, kind, ttl=self.run.deadline, group_id=str(rnd.number))
+        # only the metadata is kept: Flower writes the message id into it, and the content may be a whole model
+        self._sent.append((name, message.metadata))
+        return message
 
     def _content(self, name: str, rnd: Round) -> RecordDict:
         slots = self.rule.downlink(self.state, name, rnd)
@@ -156,57 +169,79 @@ class RuleStrategy(Strategy):
     def _valid(self, replies: Iterable[Message], direction: Direction) -> Iterator[Update]:
         """The replies that fit the contract, as updates; everything else is counted and left behind."""
         for reply in replies:
-            # messages are sent lazily, so who was asked is only known as replies come
             client = self._sender(reply)
-            if client is None:
-                self._drop("?", "unasked", "a reply to no message of this round")
-                continue
-            self._asked.pop(client)
             try:
-                yield self._update(client, reply, direction)
+                update = self._update(client, reply, direction)
             except WireViolation as wrong:
                 self._drop(client, wrong.kind, str(wrong))
+                continue
+            finally:
+                del reply  # it may be a whole model, and the next one arrives before this name is bound again
+            yield update
+            del update
 
-    def _sender(self, reply: Message) -> str | None:
-        wanted = reply.metadata.reply_to_message_id
-        return next((name for name, sent in self._asked.items() if sent.message_id == wanted), None)
+    def _sender(self, reply: Message) -> str:
+        """Whose reply it is, "?" if nobody's who still owes one. Messages are sent lazily and get their ids only then."""
+        while self._sent and self._sent[0][1].message_id:
+            name, metadata = self._sent.popleft()
+            self._by_id[metadata.message_id] = name
+        return self._by_id.pop(reply.metadata.reply_to_message_id, "?")
 
     def _update(self, client: str, reply: Message, direction: Direction) -> Update:
-        if reply.has_error():
+        if client == "?":
+            raise WireViolation("unasked", "a reply to no message of this round, or a second one to the same")
+        if not reply.has_content():
             raise self._fault(client, reply)
-        self.tally.up.update(bytes_of(reply.content))
-        slots = unpack(self.wire, direction, reply.content, self.parts)
+        sizes = bytes_of(reply.content)
+        try:
+            slots = unpack(self.wire, direction, reply.content, self.parts)
+        except WireViolation:
+            # it did travel, but what it calls its slots must not become keys of the report
+            self.tally.up[REFUSED] += sum(sizes.values())
+            raise
+        self.tally.up.update(sizes)
         metrics = dict(reply.content.get(METRICS, {}))
         weight = 1.0
         if self.run.weighting == "examples":
             weight = metrics.get("num-examples", 0)
             if weight < 1:
                 raise WireViolation("metrics", "num-examples must be 1 or more")
+        self._left.pop(client)
         self.tally.accepted.append(client)
         self.tally.metrics[client] = metrics
         return Update(client, slots, float(weight), metrics)
 
     def _fault(self, client: str, reply: Message) -> WireViolation:
-        reason = reply.error.reason or ""
-        if not reason.startswith("fedhearth:"):
-            word = ERROR_WORDS.get(reply.error.code, f"error-{reply.error.code}")
-            return WireViolation(word, "Flower reported it; the client's own log has the details")
-        _, kind, text = reason.split(":", 2)
+        own = OWN_ERROR.fullmatch(reply.error.reason or "")
+        if own is None:
+            return WireViolation(word_of(reply.error.code), "Flower reported it; the client's own log has the details")
+        kind, text = own.groups()
         if kind == "StateLost":
             # nothing of the acknowledged round is left there: let it start again instead of failing for ever
             self.acked.pop(client, None)
         return WireViolation(kind, text.strip())
 
     def _drop(self, client: str, reason: str, text: str) -> None:
+        self._left.pop(client, None)
         self.tally.dropped[reason] += 1
         log.warning("dropped the reply of %s (%s): %s", client, reason, text)
 
     def _count_missing(self) -> None:
-        for client in self._asked:
+        for client in list(self._left):
             self._drop(client, "deadline", "no reply came before the round's deadline")
-        self._asked = {}
 
     def _means(self) -> MetricRecord:
         """Unweighted means over the clients that sent a score."""
         values = {label: [m[label] for m in self.tally.metrics.values() if label in m] for label in sorted(SCORES)}
         return MetricRecord({label: sum(v) / len(v) for label, v in values.items() if v})
+
+
+def word_of(code: int) -> str:
+    """Flower's error ``code`` in a word."""
+    return ERROR_WORDS.get(code, f"error-{code}")
+
+
+def _again(first: deque[Update], rest: Iterator[Update]) -> Iterator[Update]:
+    """``first``, then ``rest``, without holding on to any of them as ``itertools.chain`` would."""
+    yield first.popleft()
+    yield from rest

@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -160,7 +159,7 @@ def encode(tensor: np.ndarray) -> Array:
     contiguous = np.ascontiguousarray(tensor).reshape(tensor.shape)
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
-    body = memoryview(contiguous.reshape(-1)).cast("B") if contiguous.size else b""
+    body = contiguous.reshape(-1).data.cast("B") if contiguous.size else b""
     return Array(str(tensor.dtype), tuple(tensor.shape), "numpy.ndarray", b"".join((header.getvalue(), body)))
 
 
@@ -173,9 +172,10 @@ def decode(array: Array, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         raise WireViolation("size", f"expected about {size} bytes, got {len(array.data)}")
     got_shape, fortran, got_dtype, start = _header(array.data[:_HEADER_LIMIT])
     if str(got_dtype) != dtype or array.dtype != dtype:
-        raise WireViolation("dtype", f"expected {dtype}, got {got_dtype}" if array.dtype == dtype else f"expected {dtype}, another is declared")
+        raise WireViolation("dtype", f"expected {dtype}, got {got_dtype}{', and another is declared' * (array.dtype != str(got_dtype))}")
     if got_shape != shape or array.shape != shape or (fortran and len(shape) > 1):
-        raise WireViolation("shape", f"expected shape {shape} in C order, got {got_shape} (declared {array.shape}{', Fortran order' * fortran})")
+        order = ", in Fortran order" if fortran else ""
+        raise WireViolation("shape", f"expected shape {shape}, got {got_shape}{order} (declared {array.shape})")
     if len(array.data) - start != size:
         raise WireViolation("size", f"expected {size} bytes, got {len(array.data) - start}")
     out = np.frombuffer(array.data, dtype=got_dtype, offset=start).reshape(shape)
@@ -191,9 +191,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     try:
         if np.lib.format.read_magic(head) != (1, 0):
             raise ValueError
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # NumPy repairs headers of Python 2; ours never need that
-            return (*np.lib.format.read_array_header_1_0(head), head.tell())
+        return (*np.lib.format.read_array_header_1_0(head), head.tell())
     except Exception:  # a crafted header makes NumPy raise nearly anything, and a reply must never end the run
         raise WireViolation("encoding", "the bytes are not a NumPy array of version 1.0") from None
 
@@ -234,6 +232,15 @@ def unpack_hello(content: RecordDict) -> dict[str, str]:
 
 
 def bytes_of(content: RecordDict) -> dict[str, int]:
-    """Bytes by slot, as they travel: ``.npy`` bytes of every tensor, 8 bytes and its name for every scalar."""
-    return {name: sum(len(a.data) for a in record.values()) if isinstance(record, ArrayRecord) else record.count_bytes()
+    """Bytes by slot, as they travel: ``.npy`` bytes of every tensor, 8 bytes and its name for every scalar, the text itself."""
+    return {name: sum(map(_bytes_of_value, record.values())) + (0 if isinstance(record, ArrayRecord) else sum(map(len, record)))
             for name, record in content.items()}
+
+
+def _bytes_of_value(value: object) -> int:
+    """Flower's own ``count_bytes`` raises for empty text, which a reply may hold."""
+    if isinstance(value, Array):
+        return len(value.data)
+    if isinstance(value, list):
+        return sum(map(_bytes_of_value, value))
+    return len(value) if isinstance(value, str | bytes) else 1 if isinstance(value, bool) else 8

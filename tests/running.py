@@ -129,11 +129,9 @@ class Watched(InProcessGrid):
 class Shuffled(Watched):
     """Takes all messages at once and answers them in a seeded random order."""
 
-    order = random.Random(7)
-
     def __init__(self, run_config: Mapping[str, Any], clients: int, hook: Hook | None = None) -> None:
         super().__init__(run_config, clients, hook)
-        self.window = 0
+        self.window, self.order = 0, random.Random(7)
 
     def pull_messages(self, message_ids: Any) -> list[Message]:
         if self._queue:
@@ -181,8 +179,11 @@ def failing(*where: tuple[str, int], after: bool = False) -> Hook:
     return hook
 
 
-def tensor_bytes(content: RecordDict) -> dict[tuple[str, str], tuple[tuple[int, ...], bytes]]:
-    """(slot, tensor) -> (declared shape, the bytes that travel)."""
+def tensor_bytes(message: Message) -> dict[tuple[str, str], tuple[tuple[int, ...], bytes]]:
+    """(slot, tensor) -> (declared shape, the bytes that travel); nothing for an error."""
+    if message.has_error():
+        return {}
+    content = message.content
     return {(slot, name): (tuple(array.shape), array.data) for slot, record in content.items() if isinstance(record, ArrayRecord)
             for name, array in record.items()}
 

@@ -6,6 +6,7 @@ clients may be few, fail, diverge, or have hardly any data; a run that was stopp
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,7 @@ from client_app.data.client_data import ClientData
 from client_app.data.sources import DataNode
 from client_app.learner import Reply
 from models import build_model
-from server_app.checkpoint import Checkpoints
-from server_app.rounds import RunFailed
+from server_app.checkpoint import Checkpoints, dump, state_types
 from strategies.registry import METHODS, find_method, parse_run_config
 from strategies.types import Layout, layout_of
 from strategies.wire import encode
@@ -76,18 +76,17 @@ def test_every_message_of_a_run_fits_the_contract(method: str, watched: tuple[Ra
             continue
         wire.check("down", message.content, PARTS)
         wire.check("up" if kind == "train" else "closing", reply.content, PARTS)
-        assert not tensor_bytes(reply.content) or kind == "train"
+        assert not tensor_bytes(reply) or kind == "train"
     assert all(r["dropped"] == {} and len(r["accepted"]) == 4 for r in ran.records)
 
 
 def test_bytes_reported_are_bytes_on_the_wire(watched: tuple[Ran, Spy]) -> None:
+    """Tensors of both ways, the closing evaluation included, counted here and in the summary."""
     ran, spy = watched
-    for way in (0, 1):
-        tensors = sum(len(data) for pair in spy.seen for _, data in tensor_bytes(pair[way].content).values())
-        slots = ran.summary["bytes"]["by_slot"][("down", "up")[way]]
-        closing = sum(len(data) for pair in spy.seen if about(pair[0])[0] == "evaluate" for _, data in tensor_bytes(pair[way].content).values())
-        counted = sum(n for slot, n in slots.items() if slot not in ("metrics", "round"))
-        assert counted in (tensors, tensors - closing)
+    for way, name in enumerate(("down", "up")):
+        counted = sum(len(data) for pair in spy.seen for _, data in tensor_bytes(pair[way]).values())
+        reported = ran.summary["bytes"]["by_slot"][name]
+        assert sum(n for slot, n in reported.items() if slot not in ("metrics", "round")) == counted
 
 
 def test_no_private_head_leaves_or_reaches_another_client(method: str, watched: tuple[Ran, Spy]) -> None:
@@ -98,11 +97,11 @@ def test_no_private_head_leaves_or_reaches_another_client(method: str, watched: 
     assert {client for client, _ in spy.heads} == {f"client-00{i}" for i in range(4)}
     needles = [w.astype(dtype).tobytes()[:32] for head in spy.heads.values() for w in head.values() for dtype in (np.float32, np.float16)]
     shapes = {shape for shape, _ in PARTS["head"].values()}
-    common = next(tensor_bytes(m.content) for m, _ in spy.seen if about(m)[0] == "train")
+    common = next(tensor_bytes(m) for m, _ in spy.seen if about(m)[0] == "train")
     for message, reply in spy.seen:
-        for shape, data in tensor_bytes(reply.content).values():
+        for shape, data in tensor_bytes(reply).values():
             assert shape not in shapes and not any(needle in data for needle in needles)
-        for (slot, name), (shape, data) in tensor_bytes(message.content).items():
+        for (slot, name), (shape, data) in tensor_bytes(message).items():
             if shape in shapes:
                 # the one head that travels is the common first one, and in round 1 only
                 assert slot == "initial-head" and about(message)[2] == 1 and data == common[slot, name][1]
@@ -140,7 +139,7 @@ def test_a_leak_planted_in_a_learner_is_refused(method: str, tmp_path: Path, mon
     ran = run(tmp_path, method, spy, clients=8, rounds=1)
     assert ran.records[0]["dropped"] == {"WireViolation": 4}
     assert ran.records[0]["accepted"] == ["client-000", "client-005", "client-006", "client-007"]
-    assert not any(np.full(32, 7, np.float32).tobytes() in data for _, reply in spy.seen for _, data in tensor_bytes(reply.content).values())
+    assert not any(np.full(32, 7, np.float32).tobytes() in data for _, reply in spy.seen for _, data in tensor_bytes(reply).values())
 
 
 def test_a_leak_planted_after_the_check_is_refused(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,32 +223,32 @@ def test_a_third_of_the_clients_takes_part(method: str, tmp_path: Path) -> None:
     assert all(ran.served.values()) and all_finite(ran)
 
 
-def test_clients_that_fail_are_counted_and_the_others_go_on(method: str, tmp_path: Path) -> None:
-    ran = run(tmp_path, method, failing(("client-001", 1), ("client-002", 2), ("client-003", 2)), rounds=3)
-    assert [r["dropped"] for r in ran.records] == [{"reply-lost": 1}, {"reply-lost": 2}, {}]
-    assert ran.records[1]["accepted"] == ["client-000", "client-001"]
-    assert all(ran.served.values()) and all_finite(ran)
+FAILURES = (("client-001", 1), ("client-002", 2), ("client-003", 2))
 
 
-def test_a_client_whose_replies_are_lost_goes_on_from_what_was_accepted(method: str, tmp_path: Path) -> None:
-    """It trained and committed round 2, but the server never heard of it: the run is as if it had not trained."""
-    lost = run(tmp_path / "lost", method, failing(("client-002", 2), after=True), rounds=3)
-    absent = run(tmp_path / "absent", method, failing(("client-002", 2)), rounds=3)
-    assert lost.everything() == absent.everything()
+@pytest.fixture(scope="module")
+def failed(method: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Three clients do not train in one round each."""
+    return run(tmp_path_factory.mktemp(method), method, failing(*FAILURES), rounds=3)
+
+
+def test_clients_that_fail_are_counted_and_the_others_go_on(failed: Ran) -> None:
+    assert [r["dropped"] for r in failed.records] == [{"reply-lost": 1}, {"reply-lost": 2}, {}]
+    assert failed.records[1]["accepted"] == ["client-000", "client-001"]
+    assert all(failed.served.values()) and all_finite(failed)
+
+
+def test_a_client_whose_replies_are_lost_goes_on_from_what_was_accepted(method: str, failed: Ran, tmp_path: Path) -> None:
+    """They trained and committed, but the server never heard of it: the run is as if they had not trained."""
+    assert run(tmp_path, method, failing(*FAILURES, after=True), rounds=3).everything() == failed.everything()
 
 
 def test_too_few_replies_void_the_round_and_change_nothing(method: str, tmp_path: Path) -> None:
-    most = [(f"client-00{i}", 2) for i in range(3)]
-    ran = run(tmp_path, method, failing(*most), max_void_rounds=2)
+    ran = run(tmp_path, method, failing(*((f"client-00{i}", 2) for i in range(3))), max_void_rounds=2)
     assert [r["void"] for r in ran.records] == [False, True]
-    paths = Checkpoints(tmp_path / "checkpoints")
-    assert paths.rounds() == (1, 2)
-    state = find_method(method).rule_class().__module__
-    before, after = (p._load(n, _types(state)) for p, n in ((paths, 1), (paths, 2)))
-    assert before[1] == after[1] == {"acked": {f"client-00{i}": 1 for i in range(4)}}
-    assert contents_of(before[0]) == contents_of(after[0])
-    with pytest.raises(RunFailed, match="2 rounds in a row were void"):
-        run(tmp_path / "never", method, failing(*most, *[(c, 1) for c, _ in most]), max_void_rounds=2)
+    (before, extra_before), (after, extra_after) = (state_after(ran, number) for number in (1, 2))
+    assert extra_before == extra_after == {"acked": {f"client-00{i}": 1 for i in range(4)}}
+    assert dumped(before) == dumped(after)
 
 
 def odd_clients(node: DataNode, seed: int) -> ClientData:
@@ -322,7 +321,7 @@ def test_uniform_weighting_sends_no_count(method: str, tmp_path: Path) -> None:
     for message, reply in spy.seen:
         names = {key for record in reply.content.values() for key in record} if about(message)[0] != "query" else set(reply.content["hello"])
         assert not {"num-examples", "num-test"} & names
-    assert ran.summary["served"]["weighted_mean"] is None and ran.records[0]["dropped"] == {}
+    assert ran.records[0]["dropped"] == {} and not {"n_train", "n_test"} & ran.records[0].keys()
 
 
 def test_batchnorm_rules_differ_where_they_must_and_nowhere_else(method: str, watched: tuple[Ran, Spy], tmp_path: Path) -> None:
@@ -330,9 +329,9 @@ def test_batchnorm_rules_differ_where_they_must_and_nowhere_else(method: str, wa
     recompute = watched[0]
     average = run(tmp_path / "average", method, bn="average")
     moments = run(tmp_path / "moments", method, bn="moments")
-    assert tensors_by_name(average) == tensors_by_name(recompute)
+    assert averaged(average) == averaged(recompute)
     assert average.summary["served"] == average.summary["served_raw"] == recompute.summary["served_raw"]
-    a, m = tensors_by_name(average), tensors_by_name(moments)
+    a, m = averaged(average), averaged(moments)
     differing = {name for name in a if a[name] != m[name]}
     assert all(name.endswith("running_var") for name in differing)
     assert bool(differing) == bool(wire_of(method).up)
@@ -353,24 +352,19 @@ def all_finite(ran: Ran) -> bool:
     return all(np.isfinite(np.frombuffer(data, dtype)).all() for _, dtype, data in ran.state["tensors"].values() if dtype.startswith("f"))
 
 
-def tensors_by_name(ran: Ran) -> dict[str, Any]:
-    """The averaged parts of the final state, by part and tensor."""
+def state_after(ran: Ran, number: int) -> tuple[Any, dict[str, Any]]:
+    """State and extra of round ``number``'s checkpoint."""
     module = METHODS[ran.summary["method"]].rule_class().__module__
-    found = Checkpoints(ran.folder / "checkpoints").latest(*_types(module))
-    assert found is not None
-    return {f"{part}.{name}": tensor.tobytes() for part in ("encoder", "head") for name, tensor in getattr(found[1], part, {}).items()}
+    return Checkpoints(ran.folder / "checkpoints")._load(number, state_types(importlib.import_module(module).State))
 
 
-def contents_of(state: Any) -> Any:
-    from server_app.checkpoint import dump
-
+def dumped(state: Any) -> Any:
+    """``state`` as something that ``==`` compares bit for bit."""
     arrays, tree = dump(state)
     return tree, {name: array.tobytes() for name, array in arrays.items()}
 
 
-def _types(module: str) -> tuple[type, ...]:
-    import importlib
-
-    from server_app.checkpoint import state_types
-
-    return state_types(importlib.import_module(module).State)
+def averaged(ran: Ran) -> dict[str, bytes]:
+    """The shared tensors of the final state, by part and name."""
+    state, _ = state_after(ran, ran.summary["rounds"])
+    return {f"{part}.{name}": tensor.tobytes() for part in ("encoder", "head") for name, tensor in getattr(state, part, {}).items()}

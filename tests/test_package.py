@@ -1,0 +1,58 @@
+"""What is sent to every client when a run is submitted: our four packages' code and nothing else."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+from deploy.simulate import PACKAGES, Place, prepare
+from strategies.registry import default_items
+
+ROOT = Path(__file__).parents[1]
+# pathspec has renamed what Flower calls it by
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+ALSO = {"pyproject.toml", ".info/CONTENT"}
+
+
+def contents(app: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as bundle:
+        return {name: bundle.read(name) for name in bundle.namelist()}
+
+
+def code() -> set[str]:
+    return {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+
+
+def test_the_bundle_of_a_checkout_holds_the_four_packages_alone(tmp_path: Path) -> None:
+    # a copy, so that what is not ours to send can be planted; without the environment, which takes seconds to walk
+    checkout = tmp_path / "fedhearth"
+    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "scratch", "__pycache__", "*.egg-info", ".[hpr]*"))
+    for stray in ("notes.py", "patients.json", "models/labels.json", "client_app/data/scans.yml", "runs/a/run.json"):
+        (checkout / stray).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / stray).write_text("{}", encoding="utf-8")
+    sent = contents(checkout)
+    assert set(sent) - ALSO == code()
+    assert not [name for name in sent if name.startswith(("tests/", "deploy/", "benchmarks/"))]
+    assert sum(map(len, sent.values())) < 2**20
+
+
+def test_the_ray_engine_sends_the_same_code(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    prepare(place, default_items(), port=1)
+    sent = contents(place.app)
+    assert set(sent) - ALSO == code()
+    assert all(sent[name] == (ROOT / name).read_bytes() for name in code())
+
+
+def test_packages_that_are_installed_are_those_of_the_tree() -> None:
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {pattern.rstrip("*") for pattern in found} == {*PACKAGES, "deploy"}
+    missing = [path.parent for package in (*PACKAGES, "deploy") for path in (ROOT / package).rglob("*.py")
+               if not (path.parent / "__init__.py").exists()]
+    assert not missing

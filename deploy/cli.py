@@ -1,4 +1,4 @@
-"""The console script ``fedhearth``: run, methods, wire, compare, version.
+"""The console script ``fedhearth``: all its commands. Those of a deployment define themselves, a module each.
 
 Exit codes: 0 done, 1 the run failed, 2 the input cannot be used, 130 interrupted. Whatever takes seconds to import is
 imported where it is needed, so that the rest answers at once.
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy import certs, status, stop, submit, superlink, supernode
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
@@ -18,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from strategies.config import ConfigError
 
     try:
-        return options.command(options)
+        return options.run(options)
     except ConfigError as error:
         print(f"fedhearth: {error}", file=sys.stderr)
         return 2
@@ -36,18 +38,20 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--out", default="", metavar="DIR", help="the run's folder; default: runs/METHOD-DATASET-PARTITION-SEED-TIME")
     run.add_argument("--resume", default="", metavar="DIR", help="go on with the interrupted run in DIR")
     run.add_argument("--quiet", action="store_true", help="one plain line a round, no bars")
-    run.set_defaults(command=_run)
-    commands.add_parser("methods", help="the methods and every setting with its default").set_defaults(command=_methods)
+    run.set_defaults(run=_run)
+    commands.add_parser("methods", help="the methods and every setting with its default").set_defaults(run=_methods)
     wire = commands.add_parser("wire", help="what crosses the wire, and what never does")
     wire.add_argument("method", nargs="?", default="", metavar="METHOD")
     wire.add_argument("--markdown", action="store_true")
-    wire.set_defaults(command=_wire)
+    wire.set_defaults(run=_wire)
     compare = commands.add_parser("compare", help="finished runs side by side")
     compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of finished runs; the first is the reference")
     compare.add_argument("--different-splits", action="store_true", help="compare runs over different splits all the same")
     compare.add_argument("--markdown", action="store_true")
-    compare.set_defaults(command=_compare)
-    commands.add_parser("version", help="the version of this program").set_defaults(command=_version)
+    compare.set_defaults(run=_compare)
+    commands.add_parser("version", help="the version of this program").set_defaults(run=_version)
+    for module in (certs, superlink, supernode, submit, status, stop):
+        module.add_parser(commands)
     return top
 
 

@@ -7,6 +7,7 @@ side. The order in which replies are folded is the round loop's, so the numbers 
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing as mp
 import signal
 import time
@@ -24,6 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 RUN_ID = 1
 SERVER_NODE = 1
 FIRST_NODE = 1000
+OWN_APP = "client_app.main:app"
 POLL = 0.5
 # Flower's codes: the app raised, the message expired, the client's process crashed
 RAISED, EXPIRED, DIED = 2, 3, 8
@@ -34,23 +36,24 @@ class InProcessGrid(Grid):
 
     Parameters
     ----------
-    app : the ClientApp, or None to load the project's own (also in worker processes).
+    app : the ClientApp, or where to load it from (``module:attribute``), which worker processes need.
     run_config : what every client's context carries.
     clients : number of virtual nodes, each one partition.
     workers : processes; 1 runs everything in this one.
     """
 
-    def __init__(self, run_config: Mapping[str, Any], clients: int, workers: int = 1, app: ClientApp | None = None) -> None:
+    def __init__(self, run_config: Mapping[str, Any], clients: int, workers: int = 1,
+                 app: ClientApp | str = OWN_APP) -> None:
         if clients < 1 or workers < 1:
             raise ValueError(f"clients and workers must be 1 or more, got {clients} and {workers}")
-        if app is not None and workers > 1:
-            raise ValueError("an app object cannot be sent to worker processes; use workers = 1 with it")
+        if not isinstance(app, str) and workers > 1:
+            raise ValueError("an app object cannot be sent to worker processes; use workers = 1 with it, or name it as module:attribute")
         identify()
         self.clients = clients
         self.window = 2 * workers if workers > 1 else 1
         self._run_config, self._app = dict(run_config), app
         self._queue: deque[Message] = deque()
-        self._workers = [Worker(self._run_config, clients) for _ in range(workers)] if workers > 1 else []
+        self._workers = [Worker(self._run_config, clients, str(app)) for _ in range(workers)] if workers > 1 else []
         self._run: Any = None
 
     def set_run(self, run: Any) -> None:
@@ -119,10 +122,8 @@ class InProcessGrid(Grid):
         self.close()
 
     def _answer(self, message: Message) -> Message:
-        if self._app is None:
-            from client_app.main import app
-
-            self._app = app
+        if isinstance(self._app, str):
+            self._app = load(self._app)
         return answer(self._app, message, self._run_config, self.clients)
 
     def _feed(self) -> None:
@@ -142,6 +143,12 @@ def answer(app: ClientApp, message: Message, run_config: Mapping[str, Any], clie
         return Message(Error(RAISED, f"ClientApp raised {type(fault).__name__}"), reply_to=message)
 
 
+def load(reference: str) -> ClientApp:
+    """The ClientApp that ``module:attribute`` names."""
+    module, _, attribute = reference.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 def expired(message: Message) -> bool:
     """Whether its time to live is over: nobody waits for the reply, so no client need run."""
     return time.time() > message.metadata.created_at + message.metadata.ttl
@@ -155,8 +162,8 @@ def identify() -> None:
 class Worker:
     """One process that answers one message at a time. If it dies, its message gets an error reply and it is replaced."""
 
-    def __init__(self, run_config: Mapping[str, Any], clients: int) -> None:
-        self._arguments = (dict(run_config), clients)
+    def __init__(self, run_config: Mapping[str, Any], clients: int, app: str) -> None:
+        self._arguments = (dict(run_config), clients, app)
         self._message: Message | None = None
         self._start()
 
@@ -185,9 +192,9 @@ class Worker:
             return Message(Error(DIED, "fedhearth:WorkerDied: a worker process died while it trained this client"), reply_to=asked)
 
     def close(self) -> None:
-        """End the process: at once if it is waiting, by force if it is training."""
+        """End the process: it ends by itself if it waits for work, else by force, since nobody wants its reply."""
         self.connection.close()
-        self._process.join(timeout=0 if self.busy else 2)
+        self._process.join(timeout=0 if self.busy else 0.2)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -202,16 +209,15 @@ class Worker:
         theirs.close()
 
 
-def work(connection: Connection, run_config: Mapping[str, Any], clients: int) -> None:
+def work(connection: Connection, run_config: Mapping[str, Any], clients: int, app: str) -> None:
     """The worker's loop: a message in, its reply out, until the other end closes."""
     # Ctrl-C reaches the whole group of processes; the server's end decides what becomes of its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     identify()
-    from client_app.main import app
-
+    loaded = load(app)
     while True:
         try:
             message = connection.recv()
-            connection.send(answer(app, message, run_config, clients))
+            connection.send(answer(loaded, message, run_config, clients))
         except (EOFError, OSError):  # the other end is gone
             return

@@ -77,4 +77,5 @@ def _cell(slots: tuple[Slot, ...]) -> str:
 def _lines(way: str, slots: tuple[Slot, ...]) -> list[str]:
     if not slots:
         return [f"  {way}  no tensor"]
-    return [f"  {way if n == 0 else '':16}  {s.name} ({s.shape}{', sometimes' if s.optional else ''}): {s.purpose}" for n, s in enumerate(slots)]
+    return [f"  {way if n == 0 else '':16}  {s.name} ({s.shape}{', sometimes' if s.optional else ''}): {s.purpose}"
+            for n, s in enumerate(slots)]

@@ -24,8 +24,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from server_app.report import read_rounds
 from server_app.rounds import RunFailed
 from strategies.config import Scalar
@@ -64,7 +62,7 @@ def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: bool
     Parameters
     ----------
     folder : the run's own, absolute. workers : Ray actors. gpus : whether they share this machine's GPU.
-    lock : file descriptor of the folder's lock, which the server inherits: it is held while anybody writes.
+    lock : file descriptor of the folder's lock, which the server's warden inherits: it is held while anybody writes.
     on_round : called with each line of rounds.jsonl as it appears.
 
     Raises
@@ -82,12 +80,8 @@ def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: bool
         command = [tool("flwr", environment), "run", str(place.app), CONNECTION, "--stream",
                    "--run-config", str(place.app.parent / "run-config.toml"),
                    "--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
-        submitted = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
+        with guarded(command, environment, log) as submitted:
             watch(submitted, folder / "rounds.jsonl", on_round)
-        finally:
-            end_tree(submitted.pid)
-            submitted.wait()
         status = outcome(environment)
     if status != "finished:completed" or not (folder / "summary.json").exists():
         raise RunFailed(f"{last_error(place.log)} (status {status}; the whole log is {place.log})")
@@ -103,8 +97,8 @@ def prepare(place: Place, items: Mapping[str, Scalar], port: int) -> None:
         shutil.copytree(package_folder(package), place.app / package, ignore=shutil.ignore_patterns("__pycache__"))
     (place.app / "pyproject.toml").write_text(app_description(), encoding="utf-8")
     (place.app.parent / "run-config.toml").write_text(toml_lines(items), encoding="utf-8")
-    (place.home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n', encoding="utf-8")
+    connection = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    (place.home / "config.toml").write_text(connection, encoding="utf-8")
 
 
 def package_folder(name: str) -> Path:
@@ -162,18 +156,29 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
+def guarded(command: list[str], environment: Mapping[str, str], log: Any, keep: tuple[int, ...] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``command`` under a warden: it ends with this context, or with this process, and so does all that it started.
+
+    ``keep`` : file descriptors that the warden holds open as long as it lives.
+    """
+    warden = subprocess.Popen([sys.executable, "-P", str(Path(__file__).with_name("warden.py")), *command], env=environment, stdout=log,
+                              stderr=log, stdin=subprocess.PIPE, start_new_session=True, pass_fds=keep)
+    try:
+        yield warden
+    finally:
+        assert warden.stdin is not None
+        warden.stdin.close()
+        warden.wait()
+
+
+@contextmanager
 def superlink(environment: Mapping[str, str], port: int, control: int, log: Any, lock: int) -> Iterator[None]:
-    """A SuperLink for this run alone, ended with everything it started."""
+    """A SuperLink for this run alone."""
     command = [tool("flower-superlink", environment), "--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1",
                "--port", str(port), "--control-api-address", f"127.0.0.1:{control}"]
-    server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-                              pass_fds=(lock,))
-    try:
+    with guarded(command, environment, log, keep=(lock,)) as server:
         wait_until_healthy(server, port)
         yield
-    finally:
-        end_tree(server.pid)
-        server.wait()
 
 
 def wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
@@ -204,7 +209,8 @@ def watch(submitted: subprocess.Popen[bytes], lines: Path, on_round: Callable[[d
 
 def outcome(environment: Mapping[str, str]) -> str:
     """Flower's status of the run, ``finished:completed`` if all went well."""
-    shown = subprocess.run([tool("flwr", environment), "ls", CONNECTION, "--format", "json"], env=environment, capture_output=True, text=True)
+    command = [tool("flwr", environment), "ls", CONNECTION, "--format", "json"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True)
     try:
         runs = json.loads(shown.stdout)["runs"]
         return runs[0]["status"] if runs else "never started"
@@ -220,19 +226,3 @@ def last_error(log: Path) -> str:
     ours = [line for line in told if re.search(r"\b(RunFailed|ConfigError): ", line)]
     chosen = (ours or told or lines or ["nothing was logged"])[-1]
     return re.sub(r"^.*?\b(?:\w+\.)*(?:RunFailed|ConfigError): ", "", chosen)
-
-
-def end_tree(pid: int) -> None:
-    """End a process we started and all its descendants: first politely, then not."""
-    try:
-        top = psutil.Process(pid)
-        family = [*top.children(recursive=True), top]
-    except psutil.NoSuchProcess:
-        return
-    for wish in (psutil.Process.terminate, psutil.Process.kill):
-        for member in family:
-            try:
-                wish(member)
-            except psutil.NoSuchProcess:
-                continue
-        _, family = psutil.wait_procs(family, timeout=5)

@@ -1,8 +1,8 @@
 """What a run leaves behind while it runs: its folder, the checkpoint of every round, the shelf, the report.
 
-Order at the end of a round: the shelf's files are made durable, then the checkpoint that refers to them, then the
-report's line; older files go last. Killed anywhere in between, a run resumes from its latest checkpoint, and the
-report is cut back to it.
+Order at the end of a round: the shelf's files and the report's line are made durable, then the checkpoint that counts
+on them; older files go last. Killed anywhere in between, a run resumes from its latest checkpoint, and the report is
+cut back to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from server_app.checkpoint import Checkpoints
+from server_app.checkpoint import Checkpoints, sync_to_disk
 from server_app.encoder_shelf import EncoderShelf
 from server_app.report import RunReport, replace_text
 from server_app.roster import Roster
@@ -91,15 +91,17 @@ class RunRecorder:
         return done
 
     def after_round(self, strategy: RuleStrategy, outcome: Outcome) -> dict[str, Any]:
-        """Make the round durable, then write its line; returns the line."""
+        """Write the round's line and make the round durable; returns the line."""
         kept = self._shelved(strategy)
         self.shelf.sync()
-        self._checkpoints.save(outcome.number, strategy.state, {"acked": strategy.acked})
         diagnostics = dict(strategy.rule.diagnostics(strategy.state))
         if diagnostics.get("clusters", {}).get("round") != outcome.number:
             diagnostics.pop("clusters", None)
         record = {"round": outcome.number, "seconds": outcome.seconds, "diagnostics": diagnostics, **strategy.tally.record()}
         self.report.round(record)
+        # a line without its checkpoint is cut on resuming, a checkpoint without its line would leave a gap for ever
+        sync_to_disk(self.folder / "rounds.jsonl")
+        self._checkpoints.save(outcome.number, strategy.state, {"acked": strategy.acked})
         # the checkpoint before this one may still be resumed from, so its encoders stay one round longer
         self.shelf.prune(kept, self._kept)
         self._kept = kept

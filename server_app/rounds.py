@@ -234,8 +234,9 @@ class Spool:
         return key in self._places
 
     def put(self, key: str, message: Message) -> None:
-        # an empty file is begun anew, else its room would never be used again
-        start = self._file.seek(0, io.SEEK_END if self._places else io.SEEK_SET)
+        if not self._places:
+            self._file.truncate(0)  # else the room of what was read would never be used again
+        start = self._file.seek(0, io.SEEK_END)
         self._places[key] = start, self._file.write(message_to_proto(message).SerializeToString())
 
     def pop(self, key: str) -> Message:

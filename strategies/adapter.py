@@ -200,7 +200,7 @@ class RuleStrategy(Strategy):
             self.tally.up[REFUSED] += sum(sizes.values())
             raise
         self.tally.up.update(sizes)
-        metrics = dict(reply.content.get(METRICS, {}))
+        metrics: dict[str, float] = dict(reply.content.get(METRICS, {}))  # type: ignore[arg-type]  # single numbers, as just checked
         weight = 1.0
         if self.run.weighting == "examples":
             weight = metrics.get("num-examples", 0)

@@ -10,7 +10,7 @@ encoders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -115,6 +115,35 @@ def blend(parts: Iterable[tuple[float, Tensors]], bn: str = "recompute") -> dict
     if abs(total - 1.0) > 1e-6:
         raise ValueError(f"expected blend weights that sum to 1, got {total}: normalise them first")
     return mean.result()
+
+
+class LazyBlend(Mapping[str, np.ndarray]):
+    """``blend`` of parts that are themselves read from disk, one tensor at a time, whenever a tensor is asked for.
+
+    A mixture is made for every client while a round is being folded: this way it costs no accumulator of a
+    whole model. The numbers are those of ``blend``. Errors as there; names are the first part's.
+    """
+
+    def __init__(self, parts: Sequence[tuple[float, Tensors]], bn: str = "recompute") -> None:
+        self._parts = [(weight, tensors) for weight, tensors in parts if weight != 0]
+        if not self._parts:
+            raise ValueError("expected at least one part of positive weight, got none")
+        self._names, self._bn = tuple(self._parts[0][1]), bn
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        # a variance is pooled with its mean (``moments``), so they are read together
+        layer, _, kind = name.rpartition(".")
+        pair = (f"{layer}.running_mean", f"{layer}.running_var")
+        names = pair if kind in ("running_mean", "running_var") and all(n in self._names for n in pair) else (name,)
+        return blend(((weight, {n: tensors[n] for n in names}) for weight, tensors in self._parts), self._bn)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _check_members(assignment: np.ndarray, counts: np.ndarray, gamma: float, ages: np.ndarray) -> None:

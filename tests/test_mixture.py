@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from strategies.head_clusters import unit_rows
 from strategies.mixture import (
+    LazyBlend,
     blend,
     client_combination,
     cluster_shares,
@@ -233,3 +234,17 @@ def test_the_combination_follows_the_order_of_clients():
         mixture_weights(z[order], c, 0.3), member_weights(assignment[order], counts[order], 0.9, ages[order])
     )
     np.testing.assert_allclose(moved, base[np.ix_(order, order)], atol=1e-14)
+
+
+@pytest.mark.parametrize("bn", ["recompute", "moments"])
+def test_a_lazy_blend_is_the_blend_bit_for_bit(bn: str) -> None:
+    rng = np.random.default_rng(3)
+    names = ("conv.weight", "bn.running_mean", "bn.running_var", "other.running_mean")
+    parts = [(share, {n: rng.random((2, 3), dtype=np.float32) for n in names}) for share in (0.25, 0.0, 0.75)]
+    lazy, eager = LazyBlend(parts, bn), blend(parts, bn)
+    assert list(lazy) == list(eager) and len(lazy) == 4
+    for name, tensor in lazy.items():
+        assert tensor.dtype == np.float32
+        np.testing.assert_array_equal(tensor, eager[name])
+    with pytest.raises(KeyError):
+        lazy["absent"]

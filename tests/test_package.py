@@ -32,7 +32,7 @@ def code() -> set[str]:
 def test_the_bundle_of_a_checkout_holds_the_four_packages_alone(tmp_path: Path) -> None:
     # a copy, so that what is not ours to send can be planted; without the environment, which takes seconds to walk
     checkout = tmp_path / "fedhearth"
-    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "scratch", "__pycache__", "*.egg-info", ".[hpr]*"))
+    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "scratch", "__pycache__", "*.egg-info"))
     for stray in ("notes.py", "patients.json", "models/labels.json", "client_app/data/scans.yml", "runs/a/run.json"):
         (checkout / stray).parent.mkdir(parents=True, exist_ok=True)
         (checkout / stray).write_text("{}", encoding="utf-8")

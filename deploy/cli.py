@@ -9,14 +9,24 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-from deploy import certs, status, stop, submit, superlink, supernode
+# a module each, with its own options, which is only loaded when it is meant
+DEPLOYMENT = {
+    "certs": "make the certificates and node keys of a deployment",
+    "superlink": "run the server that sites connect to",
+    "supernode": "run a site that takes part",
+    "submit": "start a run on the connected sites and follow it",
+    "status": "who is connected, and what runs",
+    "stop": "end a run",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    options = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser(words[0] if words else "").parse_args(words)
     from strategies.config import ConfigError
 
     try:
@@ -24,10 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"fedhearth: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("fedhearth: interrupted", file=sys.stderr)
+        return 130
 
 
-def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+def parser(meant: str = "") -> argparse.ArgumentParser:
+    """All commands; those of a deployment without their options, but for the command ``meant``."""
     top = argparse.ArgumentParser(prog="fedhearth", description="Personalised federated learning on Flower.")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     run = commands.add_parser("run", help="train a federation and write its report")
@@ -50,8 +63,11 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--markdown", action="store_true")
     compare.set_defaults(run=_compare)
     commands.add_parser("version", help="the version of this program").set_defaults(run=_version)
-    for module in (certs, superlink, supernode, submit, status, stop):
-        module.add_parser(commands)
+    for name, told in DEPLOYMENT.items():
+        if name == meant:
+            import_module(f"deploy.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=told)
     return top
 
 

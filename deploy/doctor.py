@@ -7,8 +7,6 @@ machine, and a running node is not disturbed (``checks/fleet.py`` says why).
 from __future__ import annotations
 
 import argparse
-import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,14 +31,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     server.set_defaults(run=run_server)
     site = sides.add_parser("site", help="the machine of a SuperNode")
     site.add_argument("--superlink", required=True, metavar="HOST:PORT")
-    site.add_argument("--ca", type=Path, metavar="FILE", help="ca.crt of the server")
-    site.add_argument("--key", type=Path, metavar="FILE", help="this site's private key")
+    site.add_argument("--ca", type=Path, default=Path("certs/ca.crt"), metavar="FILE", help="default: certs/ca.crt")
+    site.add_argument("--key", type=Path, metavar="FILE", help="this site's private key; default: certs/sites/NAME")
     site.add_argument("--insecure", action="store_true", help="no TLS and no key, as the server was started")
     site.add_argument("--site", required=True, metavar="NAME")
     site.add_argument("--state-dir", type=Path, required=True, metavar="DIR")
     site.add_argument("--data", default="", metavar="URI", help="npz:FILE, cifar10:FOLDER or module:function")
     site.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:NUMBER; default: auto")
-    site.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: OMP_NUM_THREADS, or 1")
+    site.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads; default: 1")
+    site.add_argument("--module-path", type=Path, default=Path(), metavar="DIR", help="where module:function is found; default: here")
     site.add_argument("--classes", type=int, default=0, metavar="N", help="how many classes all sites agreed on")
     site.add_argument("--shape", default="", metavar="CxHxW", help="the image shape all sites agreed on, e.g. 3x32x32")
     site.add_argument("-c", dest="settings", metavar="KEY=VALUE", action="append", default=[],
@@ -143,28 +142,24 @@ def site_findings(options: argparse.Namespace) -> Iterator[Finding]:
     node = {"site": options.site, "data": options.data, "state-dir": str(options.state_dir), "device": options.device}
     sizes: list[int] = []
     declared = Declared(options.classes, options.shape.lower())
-    yield from guarded("data", data(settings, node, declared, sizes))
+    yield from guarded("data", data(settings, node, declared, options.module_path, sizes))
     need = options.need_gib or max(SITE_GIB, files.needed(sizes[0] if sizes else 0))
     yield from guarded("state dir", files.folder(options.state_dir, need))
-    yield files.unlocked(options.state_dir / f".{options.site}.lock", "SuperNode of this site")
+    yield files.unlocked(options.state_dir / f"{options.site}.supernode" / ".lock", "SuperNode of this site")
     yield from guarded("gpu", machine.gpu(options.device))
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    yield from guarded("threads", machine.threads(options.threads or (int(given) if re.fullmatch(r"[1-9]\d*", given) else 1)))
+    yield from guarded("threads", machine.threads(options.threads))
 
 
 def site_network(options: argparse.Namespace) -> Iterator[Finding]:
     """From the address to the server's own word on clock and key; stops where going on makes no sense."""
     from deploy.checks import files, fleet, network
 
-    if not options.insecure and not (options.ca and options.key):
-        yield failed("tls", "give --ca FILE and --key FILE, or --insecure if the server was started so")
-        return
     try:
         address = network.Address.parse(options.superlink)
     except ValueError as error:
         yield failed("address", f"--superlink: {error}")
         return
-    findings, key = ([], None) if options.insecure else files.site_key(options.key)
+    findings, key = ([], None) if options.insecure else files.site_key(options.key or Path("certs", "sites", options.site))
     yield from findings
     for chain in (network.reach(address), *([] if options.insecure else [network.tls(address, options.ca)])):
         bad = False

@@ -46,7 +46,8 @@ class FlowerCommand:
 
     def start(self, **more: Any) -> subprocess.Popen[bytes]:
         """Start it in a process group of its own, so that Ctrl-C reaches us alone."""
-        return subprocess.Popen(self.words, env=self.environment, stdin=subprocess.DEVNULL, start_new_session=True, **more)
+        options: Any = {"stdin": subprocess.DEVNULL, "start_new_session": True, **more}
+        return subprocess.Popen(self.words, env=self.environment, **options)
 
 
 def flower_command(name: str, *words: str, home: Path, **settings: str) -> FlowerCommand:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -28,10 +29,11 @@ from strategies.config import ConfigError, check_site_name
 DELAYS = (5.0, 10.0, 20.0)
 TELL_AGAIN = 60.0
 ACCEPTED = "SuperNode ID: "
-TROUBLE = ("Connection attempt failed", "SuperNode failed", "Failed to activate SuperNode", "Failed to initialize the connection")
-NOT_LET_IN = ("the server does not let this site in. Most likely its key is not registered there (on the server: fedhearth superlink "
-              "--authorize with {site}.pub), or the site crashed less than a minute ago and is still taken for online, which passes; "
-              "else the clocks of the two machines differ by minutes")
+# what Flower 1.39 says when it gets no answer, when it is refused, and when TLS fails
+SILENCE, REFUSED, NO_TLS = "Connection attempt failed", "Failed to activate SuperNode", "handshake"
+NOT_LET_IN = ("the server does not let this site in. Either its key is not registered there (on the server: fedhearth superlink "
+              "--authorize with {site}.pub), or this site crashed less than a minute ago and still counts as online, which passes by itself")
+STILL_ONLINE = "the server still counts this site as online from before; that passes within a minute"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -115,7 +117,7 @@ class Supervision:
     def __init__(self, site: str, superlink: str, ca: Path | None, lock: int) -> None:
         self._site, self._superlink, self._ca, self._lock = site, superlink, ca, lock
         self._stop = threading.Event()
-        self._accepted = False
+        self._accepted = self._ever_accepted = False
         self._told: dict[str, float] = {}
 
     def run(self, command: Callable[[], FlowerCommand]) -> int:
@@ -123,9 +125,10 @@ class Supervision:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._asked_to_stop)
         delays = _delays()
-        while not self._stop.is_set():
+        for attempt in itertools.count():
             given, self._accepted = command(), False
-            print(given.shown(), flush=True)
+            if attempt == 0:
+                print(given.shown(), flush=True)
             code = self._once(given)
             if self._stop.is_set():
                 break
@@ -158,17 +161,17 @@ class Supervision:
             sys.stdout.write(line)
             sys.stdout.flush()
             if ACCEPTED in line and not self._accepted:
-                self._accepted = True
+                self._accepted = self._ever_accepted = True
                 self._told.clear()
                 _say(f"{self._site} is connected")
-            elif any(words in line for words in TROUBLE):
-                self._explain()
+            elif REFUSED in line:
+                self._tell(STILL_ONLINE if self._ever_accepted else NOT_LET_IN.format(site=self._site))
+            elif (SILENCE in line or NO_TLS in line) and not (found := look(self._superlink, self._ca)).reached:
+                self._tell(found.text)
 
-    def _explain(self) -> None:
-        """Say the likely reason, and the same one again only after a minute."""
-        found = look(self._superlink, self._ca)
-        text = NOT_LET_IN.format(site=self._site) if found.reached and not self._accepted else found.text
-        if time.monotonic() - self._told.get(text, -TELL_AGAIN) >= TELL_AGAIN:
+    def _tell(self, text: str) -> None:
+        """Say it, and the same again only after a minute."""
+        if time.monotonic() - self._told.get(text, -math.inf) >= TELL_AGAIN:
             self._told[text] = time.monotonic()
             _say(text)
 

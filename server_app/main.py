@@ -22,6 +22,8 @@ from strategies.types import Slots, layout_of
 log = logging.getLogger(__name__)
 app = ServerApp()
 HELLO_WAIT = 300.0
+# a node that crashed is listed for another minute; what was sent to it is lost, and it must be asked once more
+HELLO_DEADLINE = 120.0
 
 
 @app.main()
@@ -44,7 +46,7 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
     flat = items_of_all(settings)
     folder = open_run(settings, flat)
     roster = Roster(run.seed, run.fraction)
-    roster.gather(grid, run.clients, wait=HELLO_WAIT, deadline=min(run.deadline, HELLO_WAIT))
+    roster.gather(grid, run.clients, wait=HELLO_WAIT, deadline=min(run.deadline, HELLO_DEADLINE))
     start = initial_model(settings, roster)
     recorder = RunRecorder(folder, settings, flat, engine, roster)
     strategy = RuleStrategy(settings.method.rule_class()(settings.own, run, recorder.shelf), settings.own.wire, start,
@@ -55,7 +57,7 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
 
     def after_round(outcome: Any) -> None:
         record = recorder.after_round(strategy, outcome)
-        roster.refresh(grid, min(run.deadline, HELLO_WAIT))
+        roster.refresh(grid, min(run.deadline, HELLO_DEADLINE))
         if on_round:
             on_round(record)
 

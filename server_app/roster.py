@@ -23,6 +23,8 @@ from strategies.wire import HELLO, WireViolation, unpack_hello
 
 log = logging.getLogger(__name__)
 POLL = 0.5
+# Flower's codes for a message or a reply that never arrived, and for a node that is gone
+NOT_THE_CLIENT = frozenset({3, 4, 5})
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Roster:
         self.seed, self.fraction = seed, fraction
         self._node_of: dict[str, int] = {}
         self._known_nodes: set[int] = set()
+        self._rivals: dict[int, Hello] = {}  # nodes that say a name which another one has
         self.hellos: dict[str, Hello] = {}
         self._started = False
 
@@ -88,6 +91,10 @@ class Roster:
         online = set(grid.get_node_ids())
         self._node_of = {name: node for name, node in self._node_of.items() if node in online}
         self._known_nodes &= online
+        self._rivals = {node: hello for node, hello in self._rivals.items() if node in online}
+        for node, hello in list(self._rivals.items()):
+            if hello.site not in self._node_of:  # it was the same site after a restart, and its old node has expired
+                self._accept(node, self._rivals.pop(node))
         new = sorted(online - self._known_nodes)
         if not new:
             return
@@ -106,6 +113,8 @@ class Roster:
             self._known_nodes.update(new)
 
     def _welcome(self, node: int, reply: Message) -> None:
+        if reply.has_error() and reply.error.code in NOT_THE_CLIENT and not self._started:
+            return  # it left before it answered; if it comes back, it is asked again
         if not reply.has_content():
             reason = reply.error.reason or ""
             text = reason.split(":", 2)[-1].strip() if reason.startswith("fedhearth:") else f"Flower says {word_of(reply.error.code)}"
@@ -117,16 +126,22 @@ class Roster:
         hello = Hello(said["site"], int(said["classes"]), said["class-digest"], _shape(said["input-shape"]), said["split-digest"])
         self._check_name(hello.site)
         self._check_alike(hello)
+        if hello.site in self._node_of:
+            # without node keys a site that restarts is a new node, while its old one stays listed for a minute
+            log.warning("a second node calls itself %s; it is not asked as long as the first is connected", hello.site)
+            self._rivals[node] = hello
+            return
+        self._accept(node, hello)
+
+    def _accept(self, node: int, hello: Hello) -> None:
         self._known_nodes.add(node)
         self._node_of[hello.site] = node
         self.hellos[hello.site] = hello
 
     def _check_name(self, site: str) -> None:
-        """Two sites of one name cannot both take part; during a run, the newer node is the site after a restart."""
+        """Before a run nobody can tell which of two sites of one name is the right one."""
         if site in self._node_of and not self._started:
             raise RunFailed(f"two nodes call themselves {site!r}; give every SuperNode its own site name")
-        if site in self._node_of:
-            log.warning("%s answers from a new node; the old one is no longer asked", site)
         # names are folders, and some disks do not tell a from A
         alike = [name for name in self.hellos if name != site and name.casefold() == site.casefold()]
         if alike:

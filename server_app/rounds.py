@@ -125,7 +125,7 @@ def _train(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, numb
     merged, _ = strategy.aggregate_train(number, replies)
     for _ in replies:  # a strategy may stop early; the clients' replies are still due
         pass
-    outcome.void = merged is None or outcome.replied < max(1, math.ceil(plan.quorum * outcome.asked))
+    outcome.void = merged is None or outcome.replied < max(1, math.ceil(plan.quorum * outcome.asked - 1e-9))
     if outcome.void:
         log.warning("round %d is void: %d good replies to %d messages", number, outcome.replied, outcome.asked)
     else:

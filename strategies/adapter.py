@@ -110,7 +110,7 @@ class RuleStrategy(Strategy):
         first = deque(islice(valid, 1))
         merged = self.rule.merge(self.state, _again(first, valid), rnd) if first else self.state
         self._count_missing()
-        self.tally.void = len(self.tally.accepted) < max(1, math.ceil(self.run.quorum * len(self.tally.asked)))
+        self.tally.void = len(self.tally.accepted) < max(1, math.ceil(self.run.quorum * len(self.tally.asked) - 1e-9))
         if self.tally.void:
             return None, None
         self.state = merged

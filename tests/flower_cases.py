@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,6 +130,18 @@ def spoilt(change: Callable[[RecordDict], None]) -> RecordDict:
     return content
 
 
+def hanging(message: Message, context: Context) -> Message:
+    """Like ``good``, but the client that "hang" names writes its process id there and then never answers."""
+    path = Path(str(context.run_config.get("hang", "")))
+    if path.name == f"client-{context.node_config['partition-id']}" and path.exists() and not path.read_text():
+        path.write_text(str(os.getpid()))
+        time.sleep(120)
+    return good(message, context)
+
+
+light_app = app_of(train=hanging)
+
+
 class Scripted(InProcessGrid):
     """Takes every message at once, answers with ``app``, and hands out replies as ``order`` (a function on the list) says."""
 
@@ -154,4 +169,5 @@ class Scripted(InProcessGrid):
 
 def one_number(value: float, count: int) -> RecordDict:
     """A reply as Flower's own FedAvg wants it."""
-    return RecordDict({"arrays": ArrayRecord([np.array([value, -value, 0.5])]), "metrics": MetricRecord({"num-examples": count, "x": value})})
+    arrays = ArrayRecord([np.array([value, -value, 0.5])])
+    return RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": count, "x": value})})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,7 +42,8 @@ def weights(made: RuleStrategy) -> list[float]:
 def test_valid_replies_are_folded_by_weight_in_order() -> None:
     made = strategy()
     a, b, c = send(made)
-    arrays, metrics = made.aggregate_train(1, [reply(a, 1, 0, 0, count=1, served=0.5), reply(b, 0, 4, 0, count=3), reply(c, 0, 0, 8, served=1.0)])
+    replies = [reply(a, 1, 0, 0, count=1, served=0.5), reply(b, 0, 4, 0, count=3), reply(c, 0, 0, 8, served=1.0)]
+    arrays, metrics = made.aggregate_train(1, replies)
     assert weights(made) == [pytest.approx(0.2), pytest.approx(2.4), pytest.approx(1.6)]
     assert made.rule.seen == ["a", "b", "c"] and made.acked == {"a": 1, "b": 1, "c": 1}
     assert arrays is not None and dict(metrics or {}) == {"served": 0.75}
@@ -199,9 +201,6 @@ def test_the_closing_evaluation_asks_everyone_once() -> None:
 
 
 def test_no_reply_is_kept_alive_once_it_is_folded() -> None:
-    import gc
-    import weakref
-
     made = strategy()
     messages = send(made)
     alive: list[weakref.ref[Message]] = []
@@ -214,8 +213,15 @@ def test_no_reply_is_kept_alive_once_it_is_folded() -> None:
             alive.append(weakref.ref(answer))
             yield answer
             del answer
-            gc.collect()
             most = max(most, sum(ref() is not None for ref in alive))
 
     made.aggregate_train(1, stream())
     assert most == 0 and made.tally.accepted == ["a", "b", "c"]
+
+
+def test_a_quorum_met_exactly_is_met() -> None:
+    made = strategy(Club(10), quorum=0.7)
+    made.aggregate_train(1, [reply(m, 1, 1, 1) for m in send(made)[:7]])
+    assert not made.tally.void and dict(made.tally.dropped) == {"deadline": 3}
+    made.aggregate_train(1, [reply(m, 1, 1, 1) for m in send(made)[:6]])
+    assert made.tally.void

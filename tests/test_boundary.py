@@ -94,7 +94,9 @@ def test_tensors_do_not_leave_with_the_closing_reply() -> None:
     assert dict(scalars.content["metrics"]) == METRICS
 
 
-@pytest.mark.parametrize("slots", [{**three(1, 2, 3), "head": START["head"]}, {}, {"encoder": {**three(1, 2, 3)["encoder"], "b": np.zeros(1)}}])
+@pytest.mark.parametrize("slots", [
+    {**three(1, 2, 3), "head": START["head"]}, {}, {"encoder": {**three(1, 2, 3)["encoder"], "b": np.zeros(1)}},
+])
 def test_seal_refuses_what_is_not_in_the_contract(slots: Any) -> None:
     with pytest.raises(WireViolation):
         seal(Reply(slots, METRICS), WIRE, PARTS)
@@ -122,7 +124,8 @@ DataErrorOfAnother.__name__ = "DataError"
 
 
 @pytest.mark.parametrize("fault", [
-    FileNotFoundError(2, "No such file", f"/data/{SECRET}.npz"), ValueError(f"label {SECRET}"), KeyError(SECRET), DataErrorOfAnother(SECRET),
+    FileNotFoundError(2, "No such file", f"/data/{SECRET}.npz"), ValueError(f"label {SECRET}"), KeyError(SECRET),
+    DataErrorOfAnother(SECRET),
     RuntimeError(SECRET), MemoryError(SECRET), StopIteration(SECRET), RecursionError(SECRET),
 ])
 def test_of_other_exceptions_only_the_type_leaves(fault: Exception) -> None:

@@ -18,21 +18,9 @@ from deploy.inprocess import FIRST_NODE, InProcessGrid
 from server_app.roster import Roster
 from server_app.rounds import RunFailed
 from strategies.wire import pack
-from tests.flower_cases import app_of, good, tell, three
-from tests.running import SMALL
+from tests.flower_cases import app_of, good, light_app, tell, three
 
-
-def hanging(message: Message, context: Context) -> Message:
-    """Like ``good``, but the client that "hang" names writes its process id there and then never answers."""
-    path = Path(str(context.run_config.get("hang", "")))
-    if path.name == f"client-{context.node_config['partition-id']}" and path.exists() and not path.read_text():
-        path.write_text(str(os.getpid()))
-        time.sleep(120)
-    return good(message, context)
-
-
-light_app = app_of(train=hanging)
-LIGHT = "tests.test_inprocess:light_app"
+LIGHT = "tests.flower_cases:light_app"
 
 
 def trains(*clients: int) -> list[Message]:
@@ -165,6 +153,6 @@ def test_grids_that_cannot_be(clients: int, workers: int, app: Any) -> None:
 
 
 def test_a_bad_run_config_is_told_before_round_1() -> None:
-    grid = InProcessGrid({**SMALL, "dataset": "npz:nowhere.npz"}, 4)
+    grid = InProcessGrid({"clients": 4, "dataset": "npz:nowhere.npz", "device": "cpu"}, 4)
     with pytest.raises(RunFailed, match="a client cannot take part"):
         Roster(0, 1.0).gather(grid, 4, wait=5.0, deadline=5.0)

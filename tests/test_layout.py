@@ -71,7 +71,8 @@ def test_only_the_boundary_builds_what_leaves_a_client() -> None:
 
 
 def test_only_the_node_reads_who_a_client_is() -> None:
-    readers = [name(path) for path in FILES if "node_config.get(" in path.read_text(encoding="utf-8")]
+    readers = [name(path) for package in ("client_app", "server_app", "strategies", "models") for path in inside(package)
+               if "node_config.get(" in path.read_text(encoding="utf-8")]
     assert readers == ["client_app/node.py"]
 
 

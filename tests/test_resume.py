@@ -16,6 +16,7 @@ from tests.kills import Moment, finish, kill_and_resume, start
 from tests.running import Ran, about, run, slot_of, tensor_bytes
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     """Once in each third of the run; the benchmark does ten (benchmarks/resume/kill.py)."""
     killed = kill_and_resume(tmp_path, count=3, seed=1)

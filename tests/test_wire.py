@@ -187,7 +187,8 @@ def test_hdc_fl_sends_the_head_only_if_asked_to() -> None:
     sketching.check("up", pack({**three(1, 2, 3), "descriptor": sketch}, METRICS), parts)
     sending.check("up", pack({**three(1, 2, 3), "head": planted}, METRICS), parts)
     assert "head" in sketching.local and "head" not in sending.local
-    for wire, slots, kind in ((sketching, {"descriptor": sketch, "head": planted}, "unknown-slot"), (sketching, {"head": planted}, "unknown-slot"),
+    for wire, slots, kind in ((sketching, {"descriptor": sketch, "head": planted}, "unknown-slot"),
+                              (sketching, {"head": planted}, "unknown-slot"),
                               (sending, {"descriptor": sketch}, "unknown-slot"), (sending, {}, "missing-slot"),
                               (sketching, {"descriptor": {"descriptor": np.zeros(9, np.float16)}}, "shape")):
         with pytest.raises(WireViolation) as refused:

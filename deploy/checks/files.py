@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
 
 from deploy.checks import Finding, failed, passed, warned
-from deploy.checks.network import expiry, names
+from deploy.checks.network import ALWAYS, expiry, names
 
-LOCAL_NAMES = ("localhost", "127.0.0.1")
 VERSIONS = 2  # a site keeps the acknowledged version and the one trained since
 SPARE = 3
 
@@ -78,11 +77,11 @@ def server_certificate(certs: Path) -> Iterator[Finding]:
 
 def server_names(known: list[str]) -> Iterator[Finding]:
     """The names that the certificate is for."""
-    lacking = [name for name in LOCAL_NAMES if name not in known]
+    lacking = [name for name in ALWAYS if name not in known]
     if lacking:
         yield failed("names", f"the certificate lacks {', '.join(lacking)}, which the SuperLink's own ServerApp uses; "
                               "renew it: fedhearth certs --rotate-server")
-    elif set(known) == set(LOCAL_NAMES):
+    elif set(known) == set(ALWAYS):
         yield warned("names", "the certificate is for this machine alone; for sites elsewhere: "
                               "fedhearth certs --rotate-server --server NAME_OR_IP")
     else:

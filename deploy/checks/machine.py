@@ -99,8 +99,9 @@ def gpu(device: str) -> Iterator[Finding]:
         yield failed("gpu", f"{error}. CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}")
         return
     if chosen.type != "cuda":
-        yield (warned("gpu", "this machine has an NVIDIA GPU that torch does not see: install a CUDA build of torch, check the driver, or "
-                             "say --device cpu") if Path("/dev/nvidia0").exists() else passed("gpu", "none seen; this site trains on its CPU"))
+        unseen = warned("gpu", "this machine has an NVIDIA GPU that torch does not see: install a CUDA build of torch, check the driver, "
+                               "or say --device cpu")
+        yield unseen if Path("/dev/nvidia0").exists() else passed("gpu", "none seen; this site trains on its CPU")
         return
     free, total = torch.cuda.mem_get_info(chosen)
     text = f"{torch.cuda.get_device_name(chosen)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"

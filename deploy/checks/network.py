@@ -21,7 +21,8 @@ from deploy.checks import Finding, failed, passed, warned
 TIMEOUT = 5.0
 SOON_DAYS = 30
 NOT_YET, EXPIRED, WRONG_NAME, WRONG_IP = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
-CHAIN = {18, 19, 20, 21}
+CHAIN = {7, 18, 19, 20, 21}
+ALWAYS = ("localhost", "127.0.0.1")  # `fedhearth certs` adds them by itself
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,11 @@ def _unverified(address: Address) -> x509.Certificate | None:
 def _refusal(error: ssl.SSLCertVerificationError, address: Address, shown: x509.Certificate | None) -> str:
     code = error.verify_code
     if code in (WRONG_NAME, WRONG_IP):
-        known = ", ".join(names(shown)) if shown else "other names"
-        return (f"the certificate is for {known}, not for {address.host}; use one of these names, or renew it on the server: "
-                f"fedhearth certs --rotate-server --server {address.host}")
+        known = names(shown) if shown else []
+        # a renewal that names any server forgets the names before it
+        more = " ".join(f"--server {name}" for name in [*known, address.host] if name not in ALWAYS)
+        return (f"the certificate is for {', '.join(known) or 'no name'}, not for {address.host}; use one of its names, or renew it on the "
+                f"server: fedhearth certs --rotate-server {more}")
     if code == EXPIRED:
         return "the server's certificate has ended; renew it there: fedhearth certs --rotate-server"
     if code == NOT_YET:

@@ -5,10 +5,10 @@ The same ``open_data`` that a round uses. Nothing leaves this machine: numbers a
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from deploy.checks import Finding, failed, passed, warned
 from strategies.registry import Settings
@@ -22,8 +22,11 @@ class Declared:
     shape: str = ""
 
 
-def data(settings: Settings, node_config: dict[str, str], declared: Declared, sizes: list[int]) -> Iterator[Finding]:
-    """Open the data as a round would, compare with ``declared``, fit the run's model; appends the model's bytes to ``sizes``."""
+def data(settings: Settings, node_config: dict[str, str], declared: Declared, modules: Path, sizes: list[int]) -> Iterator[Finding]:
+    """Open the data as a round would, compare with ``declared``, fit the run's model.
+
+    ``modules`` is where the site's own loader lies; the model's bytes are appended to ``sizes``.
+    """
     from client_app.data import DataError, PartitionError, open_data
     from client_app.node import NodeError, open_node
 
@@ -31,7 +34,8 @@ def data(settings: Settings, node_config: dict[str, str], declared: Declared, si
     if not node_config.get("data"):
         yield warned("data", f"no --data: this site would train on the run's own dataset ({run.dataset}); a site with data of its own "
                              "gives --data npz:FILE or --data module:function")
-    _importable_here()
+    # last, so that a models.py lying there shadows nothing of ours
+    sys.path.append(str(modules.absolute()))
     try:
         mine = open_data(run, open_node(node_config, run))
     except (DataError, PartitionError, NodeError) as error:
@@ -71,10 +75,3 @@ def fitting(settings: Settings, classes: int, shape: tuple[int, int, int], sizes
         return
     sizes.append(sum(tensor.nbytes for part in ("encoder", "head") for tensor in model.tensors(part).values()))
     yield passed("model", f"{run.model} takes these images; {sizes[-1] / 2**20:.1f} MiB")
-
-
-def _importable_here() -> None:
-    """A ``module:function`` beside us or on PYTHONPATH is found, as the SuperNode will find it."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)

@@ -41,7 +41,7 @@ def seal(reply: Reply, wire: Wire, parts: Mapping[str, Layout], direction: Direc
 
     ``direction`` is ``up`` for a round of training, ``closing`` for the last evaluation, which carries scalars only.
     """
-    content = pack(reply.slots, reply.metrics)
+    content = pack(reply.slots, reply.metrics, travel=wire.travel)
     wire.check(direction, content, parts)
     return content
 

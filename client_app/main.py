@@ -18,7 +18,7 @@ from strategies.wire import Wire
 def contract(context: Context) -> tuple[Wire, Mapping[str, Layout]]:
     """What the run's method lets leave this client."""
     session = open_session(context)
-    return session.settings.own.wire, session.learner.parts
+    return session.settings.wire, session.learner.parts
 
 
 app = ClientApp(mods=[make_guard(contract)])
@@ -65,4 +65,4 @@ def hello(message: Message, context: Context) -> Message:
 
 def _open(context: Context) -> tuple[Session, Wire, Mapping[str, Layout]]:
     session = open_session(context)
-    return session, session.settings.own.wire, session.learner.parts
+    return session, session.settings.wire, session.learner.parts

@@ -46,8 +46,8 @@ class FlowerCommand:
 
     def start(self, **more: Any) -> subprocess.Popen[bytes]:
         """Start it in a process group of its own, so that Ctrl-C reaches us alone."""
-        options: Any = {"stdin": subprocess.DEVNULL, "start_new_session": True, **more}
-        return subprocess.Popen(self.words, env=self.environment, **options)
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, **more}
+        return subprocess.Popen(self.words, env=self.environment, **options)  # type: ignore[return-value]
 
 
 def flower_command(name: str, *words: str, home: Path, **settings: str) -> FlowerCommand:

@@ -32,7 +32,7 @@ ACCEPTED = "SuperNode ID: "
 # what Flower 1.39 says when it gets no answer, when it is refused, and when TLS fails
 SILENCE, REFUSED, NO_TLS = "Connection attempt failed", "Failed to activate SuperNode", "handshake"
 NOT_LET_IN = ("the server does not let this site in. Either its key is not registered there (on the server: fedhearth superlink "
-              "--authorize with {site}.pub), or this site crashed less than a minute ago and still counts as online, which passes by itself")
+              "--authorize with {site}.pub), or this site crashed less than a minute ago and still counts as online, which passes")
 STILL_ONLINE = "the server still counts this site as online from before; that passes within a minute"
 
 
@@ -136,7 +136,8 @@ class Supervision:
                 delays = _delays()
             delay = next(delays)
             _say(f"the SuperNode ended (exit code {code}); it is started again in {delay:g} s")
-            self._stop.wait(delay)
+            if self._stop.wait(delay):
+                break
         _say("stopped")
         return 0
 

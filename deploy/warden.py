@@ -6,6 +6,7 @@ The command, and all it started, ends when this process's standard input closes,
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -21,7 +22,9 @@ def main(command: list[str]) -> int:
 
 
 def _until_owner_ends(pid: int) -> None:
-    sys.stdin.buffer.read()
+    # not sys.stdin.read(): a thread inside it holds a lock that the interpreter wants when it ends
+    while os.read(0, 1024):
+        pass
     end_tree(pid)
 
 

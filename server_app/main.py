@@ -49,7 +49,7 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
     roster.gather(grid, run.clients, wait=HELLO_WAIT, deadline=min(run.deadline, HELLO_DEADLINE))
     start = initial_model(settings, roster)
     recorder = RunRecorder(folder, settings, flat, engine, roster)
-    strategy = RuleStrategy(settings.method.rule_class()(settings.own, run, recorder.shelf), settings.own.wire, start,
+    strategy = RuleStrategy(settings.method.rule_class()(settings.own, run, recorder.shelf), settings.wire, start,
                             {part: layout_of(tensors) for part, tensors in start.items()}, roster, run)
     del start
     done = recorder.resume(strategy) if run.resume else 0

@@ -12,17 +12,18 @@ import math
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from strategies.config import RunConfig
 from strategies.types import Layout, Round, ServerRule, Slots, Tensors, Update
-from strategies.wire import METRICS, ROUND, SCORES, Direction, Wire, WireViolation, bytes_of, pack_round, pack_slot, unpack
+from strategies.wire import METRICS, ROUND, SCORES, Direction, Wire, WireViolation, bytes_of, pack_round, pack_slot, sent_views, unpack
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class RuleStrategy(Strategy):
     def __init__(self, rule: ServerRule[Any], wire: Wire, start: Slots, parts: Mapping[str, Layout], members: Members,
                  run: RunConfig) -> None:
         self.rule, self.wire, self.parts, self.members, self.run = rule, wire, parts, members, run
+        self._records: dict[int, tuple[Tensors, ArrayRecord]] = {}
         self.state = rule.init(start)
         self.acked: dict[str, int] = {}
         self.tally = Tally()
@@ -88,6 +90,20 @@ class RuleStrategy(Strategy):
         self._sent: deque[tuple[str, Metadata]] = deque()
         self._by_id: dict[str, str] = {}
         self._packed: dict[int, tuple[Tensors, ArrayRecord]] = {}
+
+    @property
+    def state(self) -> Any:
+        """The rule's state: all there is to a checkpoint, beside ``acked``."""
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        # its tensors become views of the records that are sent, so that a model is in memory once and not twice
+        records: dict[int, tuple[Tensors, ArrayRecord]] = {}
+        if is_dataclass(state) and not isinstance(state, type):
+            held = {field.name: getattr(state, field.name) for field in fields(state)}
+            state = replace(state, **{name: self._as_sent(value, records) for name, value in held.items() if _is_tensors(value)})
+        self._state, self._records = state, records
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """This round's messages, made one at a time so that no two clients' mixtures need be in memory at once."""
@@ -154,7 +170,7 @@ class RuleStrategy(Strategy):
         private = {slot.name for slot in self.wire.down if slot.serves}
         if private & slots.keys():
             rnd = replace(rnd, score_served=True)
-        content = RecordDict({slot: pack_slot(tensors) if slot in private else self._pack_once(tensors)
+        content = RecordDict({slot: pack_slot(tensors, self.wire.travel) if slot in private else self._pack_once(tensors)
                               for slot, tensors in slots.items()})
         content[ROUND] = pack_round(rnd)
         return content
@@ -162,9 +178,20 @@ class RuleStrategy(Strategy):
     def _pack_once(self, tensors: Tensors) -> ArrayRecord:
         """One record for tensors that are the same object for all clients: Flower then uploads it once."""
         key = id(tensors)  # the tensors stay beside their record, so that the id stays theirs for the round
-        if key not in self._packed:
-            self._packed[key] = (tensors, pack_slot(tensors))
-        return self._packed[key][1]
+        known = self._records.get(key) or self._packed.get(key)
+        if known is None:
+            known = self._packed[key] = (tensors, pack_slot(tensors, self.wire.travel))
+        return known[1]
+
+    def _as_sent(self, tensors: Tensors, records: dict[int, tuple[Tensors, ArrayRecord]]) -> Tensors:
+        if self.wire.travel != "float32":
+            return tensors
+        known = self._records.get(id(tensors))
+        if known is None:
+            record = pack_slot(tensors)
+            known = (sent_views(record), record)
+        records[id(known[0])] = known
+        return known[0]
 
     def _valid(self, replies: Iterable[Message], direction: Direction) -> Iterator[Update]:
         """The replies that fit the contract, as updates; everything else is counted and left behind."""
@@ -178,6 +205,8 @@ class RuleStrategy(Strategy):
             finally:
                 del reply  # it may be a whole model, and the next one arrives before this name is bound again
             yield update
+            # the rule may still hold the update while it asks for the next one, and it may be a whole model
+            update.slots.clear()
             del update
 
     def _sender(self, reply: Message) -> str:
@@ -239,6 +268,10 @@ class RuleStrategy(Strategy):
 def word_of(code: int) -> str:
     """Flower's error ``code`` in a word."""
     return ERROR_WORDS.get(code, f"error-{code}")
+
+
+def _is_tensors(value: object) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(tensor, np.ndarray) for tensor in value.values())
 
 
 def _again(first: deque[Update], rest: Iterator[Update]) -> Iterator[Update]:

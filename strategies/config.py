@@ -73,6 +73,7 @@ class RunConfig:
     score_every : rounds between two *served* scores; refresh rounds and the end are always scored.
     model : ``cnn``, ``resnet18``, ``mobilenetv2``, or ``module:function`` for an encoder of your own (see ``models``).
     score_adapted : *adapted* scores in the ``last`` round only, ``always`` or ``never``.
+    wire_dtype : how float32 weights travel; ``float16`` and ``bfloat16`` halve the bytes and round on the wire alone.
     deadline : seconds a round may take; also the time to live of its messages.
     quorum : share of the asked clients that must reply validly, else the round is void.
     """
@@ -111,11 +112,13 @@ class RunConfig:
     state_dir: str = ""
     run_id: str = ""
     resume: bool = False
+    wire_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         choice("partition", PARTITIONS, self.partition)
         if ":" not in self.model:
             choice("model", MODELS, self.model)
+        choice("wire-dtype", ("float32", "float16", "bfloat16"), self.wire_dtype)
         choice("bn", BN_RULES, self.bn)
         choice("weighting", ("examples", "uniform"), self.weighting)
         choice("test-split", ("own", "official"), self.test_split)

@@ -24,7 +24,7 @@ from strategies.config import RunConfig, choice, require
 from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD, shared_encoder
 from strategies.head_clusters import ClusterSettings, cluster, permute
 from strategies.head_descriptor import flat_signal
-from strategies.mixture import blend, cluster_shares, member_weights, mixture_weights, shrink
+from strategies.mixture import LazyBlend, blend, cluster_shares, member_weights, mixture_weights, shrink
 from strategies.reduce import make_mean
 from strategies.seeds import derive_seed
 from strategies.types import Round, Shelf, Slots, Tensors, Update
@@ -229,5 +229,5 @@ class HdcRule:
 
     def _mixture(self, groups: Groups, client: str) -> Tensors:
         row = groups.weights[groups.clients.index(client)]
-        prototypes = ((float(a), self.shelf.get(f"_prototype-{k}", groups.round)) for k, a in enumerate(row) if a > 0)
-        return blend(prototypes, self.run.bn)
+        prototypes = [(float(a), self.shelf.get(f"_prototype-{k}", groups.round)) for k, a in enumerate(row) if a > 0]
+        return LazyBlend(prototypes, self.run.bn)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strategies.config import ConfigError, RunConfig, Scalar, check_known, items_of, keys_of, nearest, parse
+from strategies.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Settings:
     run: RunConfig
     method: Method
     own: Any
+
+    @property
+    def wire(self) -> Wire:
+        """The contract of the method with these settings, in the precision of this run."""
+        return replace(self.own.wire, travel=self.run.wire_dtype)
 
 
 def known_keys() -> tuple[str, ...]:

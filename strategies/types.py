@@ -65,11 +65,12 @@ class Round:
 class Update:
     """One client's accepted reply, as a rule folds it in.
 
-    ``weight`` is the client's share in an average (its number of training samples, or 1).
+    ``weight`` is the client's share in an average (its number of training samples, or 1). The slots are there until the
+    next update is asked for and no longer, so that one client's model is in memory at a time.
     """
 
     client: str
-    slots: Slots
+    slots: dict[str, Tensors]
     weight: float
     metrics: Mapping[str, float] = field(default_factory=dict)
 

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from strategies.precision import TRAVEL, from_travel, to_travel
 from strategies.types import Layout, Round, Slots, Tensors
 
 # "closing" is the way up of the evaluation after the last round: scalars, no slot
@@ -80,6 +81,11 @@ class Wire:
     up: tuple[Slot, ...]
     local: tuple[str, ...]
     metrics: frozenset[str] = COMMON_METRICS
+    travel: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.travel not in TRAVEL:
+            raise ValueError(f"travel must be one of {', '.join(TRAVEL)}, got {self.travel!r}")
 
     def slots(self, direction: Direction) -> dict[str, Slot]:
         return {slot.name: slot for slot in {"down": self.down, "up": self.up, "closing": ()}[direction]}
@@ -89,9 +95,9 @@ class Wire:
         unpack(self, direction, content, parts)
 
 
-def pack(slots: Slots, metrics: Mapping[str, float] | None = None, rnd: Round | None = None) -> RecordDict:
+def pack(slots: Slots, metrics: Mapping[str, float] | None = None, rnd: Round | None = None, travel: str = "float32") -> RecordDict:
     """Slots (and scalars, and the round) as the records of one message."""
-    content = RecordDict({name: pack_slot(tensors) for name, tensors in slots.items()})
+    content = RecordDict({name: pack_slot(tensors, travel) for name, tensors in slots.items()})
     if metrics is not None:
         content[METRICS] = MetricRecord({k: v if isinstance(v, int) else float(v) for k, v in metrics.items()})
     if rnd is not None:
@@ -99,8 +105,18 @@ def pack(slots: Slots, metrics: Mapping[str, float] | None = None, rnd: Round | 
     return content
 
 
-def pack_slot(tensors: Tensors) -> ArrayRecord:
-    return ArrayRecord({name: encode(tensor) for name, tensor in tensors.items()})
+def pack_slot(tensors: Tensors, travel: str = "float32") -> ArrayRecord:
+    """A slot's tensors as a record; float32 ones in the travelling precision."""
+    return ArrayRecord({name: encode(tensor, travel) for name, tensor in tensors.items()})
+
+
+def sent_views(record: ArrayRecord) -> dict[str, np.ndarray]:
+    """The tensors of a record we packed ourselves (as float32), as read-only views of its bytes."""
+    out = {}
+    for name, array in record.items():
+        shape, _, dtype, start = _header(array.data[:_HEADER_LIMIT])
+        out[name] = np.frombuffer(array.data, dtype=dtype, offset=start).reshape(shape)
+    return out
 
 
 def unpack(wire: Wire, direction: Direction, content: RecordDict, parts: Mapping[str, Layout]) -> dict[str, dict[str, np.ndarray]]:
@@ -112,7 +128,7 @@ def unpack(wire: Wire, direction: Direction, content: RecordDict, parts: Mapping
             if name not in slots:
                 # the name itself stays out of the text: this may run on a client, where anything can be planted in it
                 raise WireViolation("unknown-slot", f"a slot outside the contract ({direction}: {', '.join(slots) or 'none'})")
-            found[name] = _unpack_slot(name, record, slots[name].expected(parts))
+            found[name] = _unpack_slot(name, record, slots[name].expected(parts), wire.travel)
         elif isinstance(record, MetricRecord):
             _check_metrics(name, record, frozenset() if direction == "down" else wire.metrics)
         else:
@@ -123,14 +139,14 @@ def unpack(wire: Wire, direction: Direction, content: RecordDict, parts: Mapping
     return found
 
 
-def _unpack_slot(slot: str, record: ArrayRecord, expected: Layout) -> dict[str, np.ndarray]:
+def _unpack_slot(slot: str, record: ArrayRecord, expected: Layout, travel: str) -> dict[str, np.ndarray]:
     if record.keys() != expected.keys():
         extra, lacking = sorted(record.keys() - expected.keys()), sorted(expected.keys() - record.keys())
         raise WireViolation("names", f"slot {slot!r}: {len(extra)} tensors too many and {len(lacking)} too few against the contract")
     out = {}
     for name, (shape, dtype) in expected.items():
         try:
-            out[name] = decode(record[name], shape, dtype)
+            out[name] = decode(record[name], shape, dtype, travel)
         except WireViolation as wrong:
             raise WireViolation(wrong.kind, f"slot {slot!r}, tensor {name!r}: {wrong}") from None
     return out
@@ -154,31 +170,38 @@ def _check_text(name: str, record: object, direction: Direction) -> None:
         raise WireViolation("text", f"a {type(record).__name__} outside the contract may not travel {direction}")
 
 
-def encode(tensor: np.ndarray) -> Array:
+def encode(tensor: np.ndarray, travel: str = "float32") -> Array:
     """A tensor as Flower's ``Array`` (``.npy`` bytes), with one copy where Flower makes three."""
+    declared = travel if tensor.dtype == np.float32 else str(tensor.dtype)
+    tensor = to_travel(tensor, travel)
     contiguous = np.ascontiguousarray(tensor).reshape(tensor.shape)
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
     body = contiguous.reshape(-1).data.cast("B") if contiguous.size else b""
-    return Array(str(tensor.dtype), tuple(tensor.shape), "numpy.ndarray", b"".join((header.getvalue(), body)))
+    return Array(declared, tuple(tensor.shape), "numpy.ndarray", b"".join((header.getvalue(), body)))
 
 
-def decode(array: Array, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """The tensor inside ``array`` as a read-only view, if it is what the contract says; else ``WireViolation``."""
+def decode(array: Array, shape: tuple[int, ...], dtype: str, travel: str = "float32") -> np.ndarray:
+    """The tensor inside ``array``, if it is what the contract says; else ``WireViolation``.
+
+    A read-only view of the message's bytes, unless it travelled in another precision than it has here.
+    """
+    travel = travel if dtype == "float32" else "float32"
+    declared, dtype = (travel, TRAVEL[travel]) if travel != "float32" else (dtype, dtype)
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if array.stype != "numpy.ndarray":
         raise WireViolation("encoding", "expected the serialisation 'numpy.ndarray', got another")
     if len(array.data) > size + _HEADER_LIMIT:
         raise WireViolation("size", f"expected about {size} bytes, got {len(array.data)}")
     got_shape, fortran, got_dtype, start = _header(array.data[:_HEADER_LIMIT])
-    if str(got_dtype) != dtype or array.dtype != dtype:
-        raise WireViolation("dtype", f"expected {dtype}, got {got_dtype}{', and another is declared' * (array.dtype != str(got_dtype))}")
+    if str(got_dtype) != dtype or array.dtype != declared:
+        raise WireViolation("dtype", f"expected {declared}, got {got_dtype}{', and another is declared' * (array.dtype != declared)}")
     if got_shape != shape or array.shape != shape or (fortran and len(shape) > 1):
         order = ", in Fortran order" if fortran else ""
         raise WireViolation("shape", f"expected shape {shape}, got {got_shape}{order} (declared {array.shape})")
     if len(array.data) - start != size:
         raise WireViolation("size", f"expected {size} bytes, got {len(array.data) - start}")
-    out = np.frombuffer(array.data, dtype=got_dtype, offset=start).reshape(shape)
+    out = from_travel(np.frombuffer(array.data, dtype=got_dtype, offset=start).reshape(shape), travel)
     # NaN and Inf both survive min and max, which need no temporary as large as the tensor
     if out.size and out.dtype.kind == "f" and not (np.isfinite(out.min()) and np.isfinite(out.max())):
         raise WireViolation("non-finite", "the tensor holds NaN or Inf")

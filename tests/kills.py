@@ -77,7 +77,7 @@ class Killed:
 
 def start(folder: Path, moment: Moment | None = None, **settings: Any) -> tuple[BaseProcess, Connection]:
     """A run in a process of its own; the connection says "started", and "ended" if it got that far."""
-    context = mp.get_context("forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn")
+    context: Any = mp.get_context("forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn")
     context.set_forkserver_preload([__name__])
     ours, theirs = context.Pipe()
     config = {**CONFIG, "out": str(folder), "state-dir": str(folder / "clients"), **settings}

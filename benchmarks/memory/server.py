@@ -49,6 +49,7 @@ def peak_growth(clients: int, rounds: int) -> dict[str, float]:
         # shares this process here but not in earnest, adds no second copy to what the server holds
         sketch = np.random.default_rng(int(shift * 1e6)).normal(size=512).astype(np.float16)
         content = pack({"descriptor": {"descriptor": sketch}}, {"num-examples": 100, "num-test": 10, "served": 0.5})
+        message.content.clear()  # a real client has read its message, in its own memory
         content["encoder"] = ArrayRecord({n: encode(t + np.float32(shift)) for n, t in start["encoder"].items()})
         return Message(content, reply_to=message)
 

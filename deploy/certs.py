@@ -107,6 +107,8 @@ def make(out: Path, servers: Iterable[str], sites: Iterable[str], days: int = 82
 
 
 def _check(certs: Certs, servers: list[str], sites: list[str], days: int, fresh: bool, rotate: bool) -> None:
+    for name in servers:
+        _general(name)
     for name in sites:
         check_site_name(name)
     folded = [name.casefold() for name in sites]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.proto import control_pb2 as api  # type: ignore[attr-defined]
 from flwr.supercore.control import ControlHttpClient
@@ -132,7 +133,7 @@ def read_public_key(path: Path) -> bytes:
     """The key in an OpenSSH ``.pub`` file, as Flower's API takes it. Raises ``ConfigError``."""
     try:
         key = load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path} is no OpenSSH public key ({error}); fedhearth certs --site NAME makes one") from None
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[union-attr]
 

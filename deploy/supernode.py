@@ -157,18 +157,23 @@ class Supervision:
 
     def _read(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
-        for raw in child.stdout:
-            line = raw.decode(errors="replace")
-            sys.stdout.write(line)
-            sys.stdout.flush()
-            if ACCEPTED in line and not self._accepted:
-                self._accepted = self._ever_accepted = True
-                self._told.clear()
-                _say(f"{self._site} is connected")
-            elif REFUSED in line:
-                self._tell(STILL_ONLINE if self._ever_accepted else NOT_LET_IN.format(site=self._site))
-            elif (SILENCE in line or NO_TLS in line) and not (found := look(self._superlink, self._ca)).reached:
-                self._tell(found.text)
+        with child.stdout as lines:
+            for raw in lines:
+                line = raw.decode(errors="replace")
+                sys.stdout.write(line)
+                sys.stdout.flush()
+                self._judge(line)
+
+    def _judge(self, line: str) -> None:
+        """Note what the line means, and say the reason if it is bad news."""
+        if ACCEPTED in line and not self._accepted:
+            self._accepted = self._ever_accepted = True
+            self._told.clear()
+            _say(f"{self._site} is connected")
+        elif REFUSED in line:
+            self._tell(STILL_ONLINE if self._ever_accepted else NOT_LET_IN.format(site=self._site))
+        elif (SILENCE in line or NO_TLS in line) and not (found := look(self._superlink, self._ca)).reached:
+            self._tell(found.text)
 
     def _tell(self, text: str) -> None:
         """Say it, and the same again only after a minute."""

@@ -105,6 +105,12 @@ def traffic(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def closing_traffic(final: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of the closing evaluation, which is no round: kept apart, so that bytes a round stay what they are."""
+    ways = final.get("bytes") or {}
+    return {way: sum((ways.get(way) or {}).values()) for way in ("up", "down")}
+
+
 def replied(record: Mapping[str, Any]) -> set[str]:
     """The clients whose reply of this round was accepted: those that gave a loss, a score or a count."""
     return {c for key in ("loss", "served", "adapted", "n_train") for c in record.get(key) or {}}
@@ -169,7 +175,7 @@ def findings(
         "engine": engine,
         **{key: tail(sources[key].get(key), n_test) for key in SCORES},
         "adapted_round": adapted.get("round"),
-        "bytes": traffic(records),
+        "bytes": traffic(records) | {"closing": closing_traffic(final)},
         "seconds": {
             "total": seconds_before + float(final.get("seconds") or 0.0),
             "round_median": median(r["seconds"] for r in records) if records else None,

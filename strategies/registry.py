@@ -65,8 +65,10 @@ class Settings:
 
     @property
     def wire(self) -> Wire:
-        """The contract of the method with these settings, in the precision of this run."""
-        return replace(self.own.wire, travel=self.run.wire_dtype)
+        """The contract of the method with these settings and in this run: precision, and whether counts may leave."""
+        wire: Wire = self.own.wire
+        kept_home = frozenset() if self.run.weighting == "examples" else frozenset({"num-examples", "num-test"})
+        return replace(wire, travel=self.run.wire_dtype, metrics=wire.metrics - kept_home)
 
 
 def known_keys() -> tuple[str, ...]:

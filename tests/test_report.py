@@ -130,6 +130,7 @@ def test_the_summary_of_five_clients_by_hand(tmp_path: Path) -> None:
         "up": 1000,
         "down": 1000,
         "up_per_client_round": 100.0,
+        "closing": {"up": 0, "down": 0},
         "by_slot": {"up": {"encoder": 1000}, "down": {"encoder": 800, "head": 200}},
     }
     assert summary["seconds"] == {"total": 7.0, "round_median": 3.0}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ def test_the_command_shown_is_the_command_run(tmp_path: Path) -> None:
 
 def test_one_that_does_not_listen_is_killed_with_all_it_started() -> None:
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-    parent = f"import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); subprocess.run([sys.executable, '-c', {deaf!r}])"
+    parent = ("import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+              f"subprocess.run([sys.executable, '-c', {deaf!r}])")
     child = FlowerCommand((sys.executable, "-c", parent)).start(stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline() == b"up\n"
     end(child, grace=0.2)
@@ -168,17 +170,13 @@ def answer(listener: socket.socket, certs: Certs | None) -> str:
     """The address of a server that takes one connection, with TLS or (without ``certs``) in plain text."""
 
     def serve() -> None:
-        plain = listener.accept()[0]
-        try:
+        with suppress(OSError), listener.accept()[0] as plain:
             if certs is None:
                 plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                plain.close()
                 return
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certs.server, certs.server_key)
             context.wrap_socket(plain, server_side=True).close()
-        except OSError:
-            plain.close()
 
     threading.Thread(target=serve, daemon=True).start()
     return f"127.0.0.1:{listener.getsockname()[1]}"

@@ -20,6 +20,7 @@ DEPLOYMENT = {
     "submit": "start a run on the connected sites and follow it",
     "status": "who is connected, and what runs",
     "stop": "end a run",
+    "doctor": "check a machine before it joins, or when something is wrong",
 }
 
 

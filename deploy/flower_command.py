@@ -20,9 +20,8 @@ import psutil
 from deploy.simulate import OFFLINE
 from strategies.config import ConfigError
 
-# Flower's own defaults are a look every second and two transfers at a time
-BRISK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES": "8",
-         "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "8"}
+# Flower's own default is two transfers at a time
+TRANSFERS = {"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES": "8", "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "8"}
 GRACE = 10.0
 
 
@@ -51,7 +50,7 @@ class FlowerCommand:
 
 
 def flower_command(name: str, *words: str, home: Path, **settings: str) -> FlowerCommand:
-    """Flower's command ``name``, at home in the folder ``home``, quick to notice work, and calling nobody.
+    """Flower's command ``name``, at home in the folder ``home``, with quick transfers, and calling nobody.
 
     Raises
     ------
@@ -62,7 +61,7 @@ def flower_command(name: str, *words: str, home: Path, **settings: str) -> Flowe
     if found is None:
         raise ConfigError(f"the command {name!r} is missing; install flwr into the environment of this Python")
     home.mkdir(parents=True, exist_ok=True)
-    return FlowerCommand((found, *words), {**OFFLINE, **BRISK, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1", **settings})
+    return FlowerCommand((found, *words), {**OFFLINE, **TRANSFERS, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1", **settings})
 
 
 def scripts() -> str:

@@ -26,6 +26,8 @@ from deploy.reach import look, split_address
 from deploy.simulate import free_ports
 from strategies.config import ConfigError, check_site_name
 
+# Flower's own default is a look every second
+BRISK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 DELAYS = (5.0, 10.0, 20.0)
 TELL_AGAIN = 60.0
 ACCEPTED = "SuperNode ID: "
@@ -99,7 +101,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         raise ConfigError(f"--threads must be 1 or more, got {options.threads}")
     visible = _device(options.device)[1]
     paths = [str(options.module_path.absolute()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {"OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+    return {"OMP_NUM_THREADS": str(options.threads), **BRISK, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
             **({"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {})}
 
 

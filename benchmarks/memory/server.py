@@ -29,8 +29,8 @@ def peak_growth(clients: int, rounds: int) -> dict[str, float]:
 
     from deploy.inprocess import InProcessGrid
     from models import build_model
-    from server_app.encoder_shelf import EncoderShelf
     from server_app.checkpoint import Checkpoints
+    from server_app.encoder_shelf import EncoderShelf
     from server_app.rounds import Plan, run_rounds
     from strategies.adapter import RuleStrategy
     from strategies.config import RunConfig
@@ -77,7 +77,8 @@ def peak_growth(clients: int, rounds: int) -> dict[str, float]:
         rule = HdcRule(Config(restarts=5), run, shelf)
         strategy = RuleStrategy(rule, Config().wire, start, {p: layout_of(t) for p, t in start.items()}, Everyone(), run)
         process, peak, stop = psutil.Process(), 0.0, threading.Event()
-        import sklearn.cluster, sklearn.metrics  # noqa: E401, F401  (a library's code is not the server's growth)
+        import sklearn.cluster  # noqa: F401  (a library's code is not the growth of the server)
+        import sklearn.metrics  # noqa: F401
 
         def watch() -> None:
             nonlocal peak

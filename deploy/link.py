@@ -114,6 +114,11 @@ class Link:
             self._client.RegisterNode(api.RegisterNodeRequest(public_key=key, name=name))
         return True
 
+    def log(self, number: int) -> str:
+        """All that a run which is over has logged on the server."""
+        with _explained(self.address):
+            return "".join(part.log_output for part in self._client.StreamLogs(api.StreamLogsRequest(run_id=number)))
+
     def stop(self, number: int) -> None:
         """End a run."""
         with _explained(self.address):

@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from deploy.flower_command import flower_command
 from deploy.launch import Finished, Launch, new_run, resumed_run
@@ -26,7 +25,7 @@ from deploy.link import COMPLETED, FlowerRun, Link, add_arguments, ca_of
 from deploy.live import Display, display
 from deploy.overrides import parse_overrides
 from deploy.running import outcome_table
-from deploy.simulate import CONNECTION, Place, prepare
+from deploy.simulate import CONNECTION, Place, last_error, prepare
 from server_app.report import read_rounds
 from strategies.config import ConfigError, Scalar
 
@@ -69,11 +68,12 @@ def run(options: argparse.Namespace) -> int:
             print(f"fedhearth: no longer followed, but the run goes on; see fedhearth status, or end it with fedhearth stop {number}",
                   file=sys.stderr)
             return 130
-    summary = launch.folder / "summary.json"
-    if ended.status != COMPLETED or not summary.exists():
-        print(f"fedhearth: the run ended as {ended.status}: {_reason(ended)}", file=sys.stderr)
-        print(f"fedhearth: the whole log: flwr log {number}; go on from the last complete round with: {again}", file=sys.stderr)
-        return 1
+        summary = launch.folder / "summary.json"
+        if ended.status != COMPLETED or not summary.exists():
+            print(f"fedhearth: the run ended as {ended.status}: {reason(link, ended, launch.folder)}", file=sys.stderr)
+            if (launch.folder / "checkpoints").exists():
+                print(f"fedhearth: go on from the last complete round with: {again}", file=sys.stderr)
+            return 1
     shutil.rmtree(launch.folder / "flower", ignore_errors=True)
     print(outcome_table(json.loads(summary.read_text(encoding="utf-8")), launch.folder), end="")
     return 0
@@ -154,6 +154,13 @@ def _new(given: dict[str, Scalar], state: Path, online: int) -> Launch:
     return Launch(replace(launch.settings, run=replace(launch.settings.run, state_dir=str(given.get("state-dir", "")))), launch.folder)
 
 
-def _reason(ended: FlowerRun) -> str:
-    told: Any = ended.details or "Flower gives no reason"
-    return str(told)
+def reason(link: Link, ended: FlowerRun, folder: Path) -> str:
+    """Why a run did not complete; its log is put into its folder, as ``flower.log``."""
+    if ended.status.endswith(":stopped"):
+        return "somebody stopped it"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "flower.log").write_text(link.log(ended.id), encoding="utf-8")
+    except (ConfigError, OSError):
+        return ended.details or "Flower gives no reason"
+    return f"{last_error(folder / 'flower.log')} (the whole log is {folder / 'flower.log'})"

@@ -238,7 +238,7 @@ class RuleStrategy(Strategy):
         self._left.pop(client)
         self.tally.accepted.append(client)
         self.tally.metrics[client] = metrics
-        return Update(client, slots, float(weight), metrics)
+        return Update(client, {name: tensors for name, tensors in slots.items()}, float(weight), metrics)
 
     def _fault(self, client: str, reply: Message) -> WireViolation:
         own = OWN_ERROR.fullmatch(reply.error.reason or "")

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from strategies.config import RunConfig, choice, require
 from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD, shared_encoder
-from strategies.head_clusters import ClusterSettings, cluster, permute
+from strategies.head_clusters import ClusterSettings, Rank, cluster, permute
 from strategies.head_descriptor import flat_signal
 from strategies.mixture import LazyBlend, blend, cluster_shares, member_weights, mixture_weights, shrink
 from strategies.reduce import make_mean
@@ -89,7 +89,7 @@ class Config:
 
     @property
     def clustering(self) -> ClusterSettings:
-        return ClusterSettings(rank=self.rank, max_rank=self.max_rank, energy=self.energy, max_clusters=self.max_clusters,
+        return ClusterSettings(rank=cast(Rank, self.rank), max_rank=self.max_rank, energy=self.energy, max_clusters=self.max_clusters,
                                num_clusters=self.num_clusters, min_cluster_size=self.min_cluster_size,
                                min_silhouette=self.min_silhouette, restarts=self.restarts)
 

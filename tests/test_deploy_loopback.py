@@ -100,7 +100,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             made.until(name, f"fedhearth: {name} is connected")
         yield made
     finally:
-        codes = {name: made.stop(name) for name in reversed(list(made.running))}
+        for child in made.running.values():
+            child.send_signal(signal.SIGTERM)
+        codes = {name: made.stop(name) for name in list(made.running)}
     assert set(codes.values()) == {0}, codes
 
 
@@ -152,8 +154,8 @@ def test_a_finished_run_is_not_resumed(cluster: Cluster, submitted: tuple[Path, 
 def test_a_run_that_fails_ends_with_1(cluster: Cluster, submitted: tuple[Path, Any]) -> None:
     # the sites were told of two partitions, so neither can take part in a run over one
     failed = cluster.asked("submit", "-c", "clients=1", "-c", "rounds=1", "-c", "run-id=fails")
-    assert failed.returncode == 1 and "finished:failed" in failed.stderr and "--resume" in failed.stderr
-    assert "clients=1" in failed.stderr
+    assert failed.returncode == 1 and "finished:failed" in failed.stderr and "--resume" not in failed.stderr
+    assert "clients=1" in failed.stderr and (cluster.root / "server" / "runs" / "fails" / "flower.log").exists()
 
 
 def test_status_names_the_sites_and_the_runs(cluster: Cluster, submitted: tuple[Path, Any]) -> None:

@@ -63,10 +63,20 @@ def main():
         if record["round"] < a.rounds:
             emit("round_start", i=record["round"])
 
-    grid = InProcessGrid(config, a.clients)
-    emit("ready")
-    emit("round_start", i=0)
-    serve(grid, Context(1, 1, {}, RecordDict(), config), engine="inprocess", on_round=on_round)
+    class Watched(InProcessGrid):
+        """Tells when the first training message goes out: everything before it is start-up."""
+
+        started = False
+
+        def push_messages(self, messages):
+            messages = list(messages)
+            if not self.started and any(m.metadata.message_type == "train" for m in messages):
+                self.started = True
+                emit("ready")
+                emit("round_start", i=0)
+            return super().push_messages(messages)
+
+    serve(Watched(config, a.clients), Context(1, 1, {}, RecordDict(), config), engine="inprocess", on_round=on_round)
     emit("done")
     shutil.rmtree(out, ignore_errors=True)
 

@@ -29,6 +29,10 @@ PARTS = ("encoder", "head")
 SMALLEST_SIDE = 4
 
 
+class ModelError(ValueError):
+    """No such model, or tensors that do not fit it. The text holds no weight and no path."""
+
+
 class SplitModel(nn.Module):
     """``head(encoder(x))``.
 
@@ -72,7 +76,7 @@ class SplitModel(nn.Module):
 
     def _floating(self, part: str) -> dict[str, Tensor]:
         if part not in PARTS:
-            raise ValueError(f"a model's part must be one of {', '.join(PARTS)}; got {part!r}")
+            raise ModelError(f"a model's part must be one of {', '.join(PARTS)}; got {part!r}")
         state = getattr(self, part).state_dict()
         return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
 
@@ -85,18 +89,18 @@ def _as_numpy(tensor: Tensor) -> np.ndarray:
 def _check_tensors(part: str, own: Mapping[str, Tensor], got: Mapping[str, np.ndarray]) -> None:
     missing, unknown = sorted(own.keys() - got.keys()), sorted(got.keys() - own.keys())
     if missing or unknown:
-        raise ValueError(
+        raise ModelError(
             f"{part} must get exactly the {len(own)} tensors of this model; missing {_few(missing)}, "
             f"unknown {_few(unknown)}. Check that both sides build the same model and width"
         )
     for name, target in own.items():
         if got[name].shape != target.shape:
-            raise ValueError(
+            raise ModelError(
                 f"{part} tensor {name!r} must have shape {tuple(target.shape)}, got {got[name].shape}. "
                 "Check that both sides build the same model, width, image shape and classes"
             )
         if got[name].dtype.kind != "f":
-            raise ValueError(f"{part} tensor {name!r} must hold floats, got {got[name].dtype}. Send float32")
+            raise ModelError(f"{part} tensor {name!r} must hold floats, got {got[name].dtype}. Send float32")
 
 
 def _few(names: list[str]) -> str:
@@ -118,16 +122,16 @@ def build_model(
         channels to multiples of 8.
     seed : decides the initial weights; torch's global random state stays as it was.
 
-    Raises ``ValueError`` for an unknown name and for a size no model can have.
+    Raises ``ModelError`` for an unknown name and for a size no model can have.
     """
     if ":" not in name and name not in _ENCODERS:
         close = difflib.get_close_matches(name, _ENCODERS, n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"a model must be one of {', '.join(_ENCODERS)}; got {name!r}{hint}")
+        raise ModelError(f"a model must be one of {', '.join(_ENCODERS)}; got {name!r}{hint}")
     if num_classes < 1 or width < 0:
-        raise ValueError(f"a model needs classes >= 1 and width >= 0, got {num_classes} and {width}")
+        raise ModelError(f"a model needs classes >= 1 and width >= 0, got {num_classes} and {width}")
     if len(in_shape) != 3 or in_shape[0] < 1 or min(in_shape[1:]) < SMALLEST_SIDE:
-        raise ValueError(
+        raise ModelError(
             f"an image must be (channels, height, width) with sides of {SMALLEST_SIDE} pixels or more, "
             f"got {tuple(in_shape)}. Enlarge smaller images in the data loader"
         )
@@ -144,7 +148,8 @@ def _own_encoder(reference: str) -> _EncoderOf:
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as missing:
-        raise ValueError(f"model = {reference!r} must name an importable function, module:function ({missing})") from missing
+        raise ModelError(f"model = {reference!r} must name an importable function, module:function "
+                         f"({type(missing).__name__}; is its folder on PYTHONPATH?)") from missing
 
 
 def has_batchnorm(model: nn.Module) -> bool:

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from strategies.config import RunConfig
-from strategies.types import Layout, Round, ServerRule, Slots, Tensors, Update
+from strategies.types import Layout, Round, ServerRule, Slots, Tensors, Update, layout_of
 from strategies.wire import METRICS, ROUND, SCORES, Direction, Wire, WireViolation, bytes_of, pack_round, pack_slot, sent_views, unpack
 
 log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class RuleStrategy(Strategy):
         known = self._records.get(id(tensors))
         if known is None:
             record = pack_slot(tensors)
-            known = (sent_views(record), record)
+            known = (sent_views(record, layout_of(tensors)), record)
         records[id(known[0])] = known
         return known[0]
 

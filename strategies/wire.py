@@ -5,7 +5,7 @@ reader sees it, what never does. The client seals every reply against it, a guar
 and the server drops what does not fit. Two limits: the contract bounds *which* tensors leave, not what they reveal;
 and it catches mistakes, not malice, since the app itself comes from whoever submits the run.
 
-A tensor travels as ``.npy`` bytes in a Flower ``Array``. Declared dtype and shape are not trusted: the header inside
+A tensor travels as ``.npy`` bytes in a Flower ``Array``, a whole model part as one (``strategies.packing``). Declared dtype and shape are not trusted: the header inside
 the bytes and the number of bytes are compared with the contract before anything is read.
 """
 
@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from strategies.packing import PACK_FROM, flat_of, key_of, packs, split
 from strategies.precision import TRAVEL, from_travel, to_travel
 from strategies.types import Layout, Round, Slots, Tensors
 
@@ -33,6 +34,7 @@ HELLO = "hello"
 SCORES = frozenset({"served", "served-raw", "adapted", "adapted-raw"})
 COMMON_METRICS = SCORES | {"num-examples", "num-test", "loss", "train-seconds", "score-seconds"}
 _HEADER_LIMIT = 1024
+_FLAT_HEADER = 128  # bytes that NumPy's header of a one-dimensional array takes, whatever its length
 # What a hello says and in what form, so that no free text fits in: class names travel as a digest or not at all.
 _HELLO_FACTS = {"site": r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "classes": r"[1-9][0-9]{0,8}", "class-digest": r"[0-9a-f]{1,64}",
                 "input-shape": r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){2}", "split-digest": r"[0-9a-f]{0,64}"}
@@ -106,17 +108,33 @@ def pack(slots: Slots, metrics: Mapping[str, float] | None = None, rnd: Round | 
 
 
 def pack_slot(tensors: Tensors, travel: str = "float32") -> ArrayRecord:
-    """A slot's tensors as a record; float32 ones in the travelling precision."""
-    return ArrayRecord({name: encode(tensor, travel) for name, tensor in tensors.items()})
+    """A slot's tensors as a record, float32 ones in the travelling precision; many of them as one array."""
+    if len(tensors) < PACK_FROM:
+        return ArrayRecord({name: encode(tensor, travel) for name, tensor in tensors.items()})
+    body, layout = io.BytesIO(), {}
+    body.seek(_FLAT_HEADER)
+    # one tensor at a time: they may be computed only as they are asked for
+    for name, tensor in tensors.items():
+        layout[name] = (tuple(tensor.shape), str(tensor.dtype))
+        if tensor.size:
+            body.write(np.ascontiguousarray(to_travel(tensor, travel)).reshape(-1).data.cast("B"))
+    if not packs(layout):
+        return ArrayRecord({name: encode(tensor, travel) for name, tensor in tensors.items()})
+    shape, dtype = flat_of(layout)
+    declared, carried = (travel, TRAVEL[travel]) if dtype == "float32" else (dtype, dtype)
+    body.seek(0)
+    np.lib.format.write_array_header_1_0(body, {"descr": np.dtype(carried).str, "fortran_order": False, "shape": shape})
+    assert body.tell() == _FLAT_HEADER
+    return ArrayRecord({key_of(layout): Array(declared, shape, "numpy.ndarray", body.getvalue())})
 
 
-def sent_views(record: ArrayRecord) -> dict[str, np.ndarray]:
+def sent_views(record: ArrayRecord, layout: Layout) -> dict[str, np.ndarray]:
     """The tensors of a record we packed ourselves (as float32), as read-only views of its bytes."""
-    out = {}
+    views = {}
     for name, array in record.items():
         shape, _, dtype, start = _header(array.data[:_HEADER_LIMIT])
-        out[name] = np.frombuffer(array.data, dtype=dtype, offset=start).reshape(shape)
-    return out
+        views[name] = np.frombuffer(array.data, dtype=dtype, offset=start).reshape(shape)
+    return split(views[key_of(layout)], layout) if packs(layout) else views
 
 
 def unpack(wire: Wire, direction: Direction, content: RecordDict, parts: Mapping[str, Layout]) -> dict[str, dict[str, np.ndarray]]:
@@ -140,6 +158,9 @@ def unpack(wire: Wire, direction: Direction, content: RecordDict, parts: Mapping
 
 
 def _unpack_slot(slot: str, record: ArrayRecord, expected: Layout, travel: str) -> dict[str, np.ndarray]:
+    if packs(expected):
+        key, (shape, dtype) = key_of(expected), flat_of(expected)
+        return split(_unpack_slot(slot, record, {key: (shape, dtype)}, travel)[key], expected)
     if record.keys() != expected.keys():
         extra, lacking = sorted(record.keys() - expected.keys()), sorted(expected.keys() - record.keys())
         raise WireViolation("names", f"slot {slot!r}: {len(extra)} tensors too many and {len(lacking)} too few against the contract")

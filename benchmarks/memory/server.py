@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ def peak_growth(clients: int, rounds: int) -> dict[str, float]:
     from strategies.config import RunConfig
     from strategies.hdc_fl import Config, HdcRule
     from strategies.types import layout_of
-    from strategies.wire import encode, pack
+    from strategies.wire import pack, pack_slot
 
     model = build_model("resnet18", 10, (3, 32, 32))
     start = {part: {name: t.copy() for name, t in model.tensors(part).items()} for part in ("encoder", "head")}
@@ -44,13 +45,28 @@ def peak_growth(clients: int, rounds: int) -> dict[str, float]:
     size = sum(t.nbytes for t in start["encoder"].values())
     app = ClientApp()
 
+    class Shifted(Mapping[str, np.ndarray]):
+        """The encoder plus a number, one tensor at a time."""
+
+        def __init__(self, shift: np.float32) -> None:
+            self.shift = shift
+
+        def __getitem__(self, name: str) -> np.ndarray:
+            return start["encoder"][name] + self.shift
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(start["encoder"])
+
+        def __len__(self) -> int:
+            return len(start["encoder"])
+
     def reply(message: Message, shift: float) -> Message:
         # as large as a real reply and different for every client; made one tensor at a time, so that the client, which
         # shares this process here but not in earnest, adds no second copy to what the server holds
         sketch = np.random.default_rng(int(shift * 1e6)).normal(size=512).astype(np.float16)
         content = pack({"descriptor": {"descriptor": sketch}}, {"num-examples": 100, "num-test": 10, "served": 0.5})
         message.content.clear()  # a real client has read its message, in its own memory
-        content["encoder"] = ArrayRecord({n: encode(t + np.float32(shift)) for n, t in start["encoder"].items()})
+        content["encoder"] = pack_slot(Shifted(np.float32(shift)))
         return Message(content, reply_to=message)
 
     @app.train()

@@ -12,12 +12,13 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from server_app.initial import initial_model
 from server_app.record import RunRecorder, open_run
 from server_app.roster import Roster
 from server_app.rounds import OnReply, Plan, run_rounds
 from strategies.adapter import RuleStrategy
-from strategies.registry import Settings, items_of_all, parse_run_config
-from strategies.types import Slots, layout_of
+from strategies.registry import items_of_all, parse_run_config
+from strategies.types import layout_of
 
 log = logging.getLogger(__name__)
 app = ServerApp()
@@ -47,7 +48,8 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
     folder = open_run(settings, flat)
     roster = Roster(run.seed, run.fraction)
     roster.gather(grid, run.clients, wait=HELLO_WAIT, deadline=min(run.deadline, HELLO_DEADLINE))
-    start = initial_model(settings, roster)
+    hello = roster.hellos[roster.names()[0]]
+    start = initial_model(run, hello.classes, hello.input_shape)
     recorder = RunRecorder(folder, settings, flat, engine, roster)
     strategy = RuleStrategy(settings.method.rule_class()(settings.own, run, recorder.shelf), settings.wire, start,
                             {part: layout_of(tensors) for part, tensors in start.items()}, roster, run)
@@ -66,12 +68,3 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
     log.info("results in %s", folder)
     return summary
 
-
-def initial_model(settings: Settings, roster: Roster) -> Slots:
-    """The parts of the model every client starts from, fitted to what the clients said of their data."""
-    from models import build_model  # torch is only needed here, and only for a moment
-
-    hello = roster.hellos[roster.names()[0]]
-    run = settings.run
-    model = build_model(run.model, hello.classes, hello.input_shape, run.width, run.seed)
-    return {part: {name: tensor.copy() for name, tensor in model.tensors(part).items()} for part in ("encoder", "head")}

@@ -5,8 +5,9 @@ reader sees it, what never does. The client seals every reply against it, a guar
 and the server drops what does not fit. Two limits: the contract bounds *which* tensors leave, not what they reveal;
 and it catches mistakes, not malice, since the app itself comes from whoever submits the run.
 
-A tensor travels as ``.npy`` bytes in a Flower ``Array``, a whole model part as one (``strategies.packing``). Declared dtype and shape are not trusted: the header inside
-the bytes and the number of bytes are compared with the contract before anything is read.
+A tensor travels as ``.npy`` bytes in a Flower ``Array``, a whole model part as one (``strategies.packing``). Declared
+dtype and shape are not trusted: the header inside the bytes and the number of bytes are compared with the contract
+before anything is read.
 """
 
 from __future__ import annotations

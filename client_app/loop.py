@@ -36,6 +36,9 @@ __all__ = ["DeviceError", "FitStats", "LoopSettings", "TrainingDiverged", "batch
            "recompute_batchnorm", "resolve_device", "score", "threads"]
 
 
+FEWEST_CHANNELS_LAST = 8
+
+
 @dataclass(frozen=True)
 class FitStats:
     """What training reports.
@@ -75,7 +78,7 @@ def inputs(images: np.ndarray, settings: LoopSettings) -> Tensor:
     tensor = _on_device(images, settings)
     if tensor.dtype == torch.uint8:
         tensor = tensor.to(torch.float32).div_(255).sub_(0.5).div_(0.25)
-    return tensor.contiguous(memory_format=torch.channels_last) if settings.channels_last else tensor
+    return tensor
 
 
 def fit(
@@ -193,8 +196,14 @@ def _in_eval_mode(
 def _place(model: nn.Module, settings: LoopSettings) -> None:
     threads(settings)
     model.to(settings.torch_device)
-    if settings.channels_last:
+    if _channels_last(model, settings):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _channels_last(model: nn.Module, settings: LoopSettings) -> bool:
+    """Whether this model takes channels_last here: torch 2.14's CPU convolutions of fewer channels corrupt memory in it."""
+    widths = (layer.out_channels for layer in model.modules() if isinstance(layer, nn.Conv2d))
+    return settings.channels_last and (settings.torch_device.type == "cuda" or min(widths, default=0) >= FEWEST_CHANNELS_LAST)
 
 
 def _precision(settings: LoopSettings) -> AbstractContextManager[object]:

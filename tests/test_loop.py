@@ -282,3 +282,12 @@ def test_digits_are_learnt_in_a_few_epochs() -> None:
     recompute_batchnorm(model.encoder, images[train], settings)
     recomputed = score(model, images[test], labels[test], settings)
     assert recomputed is not None and recomputed > 0.85
+
+
+@pytest.mark.parametrize(("width", "applied"), [(4, False), (8, True)])
+def test_narrow_models_keep_their_memory_order_on_a_cpu(width: int, applied: bool) -> None:
+    # torch 2.14's channels_last convolutions of 4 channels corrupt memory on a CPU: a plain loop over a narrow ResNet aborts
+    model = build_model("cnn", 2, (1, 8, 8), width)
+    fit(model, np.zeros((4, 1, 8, 8), np.float32), np.array([0, 1, 0, 1]), dataclasses.replace(SETTINGS, channels_last=True), seed=0)
+    second = [layer for layer in model.modules() if isinstance(layer, torch.nn.Conv2d)][1]
+    assert second.weight.is_contiguous(memory_format=torch.channels_last) is applied

@@ -41,8 +41,12 @@ def load(where: str) -> Source:
 
 
 def _read(where: str) -> dict[str, np.ndarray]:
-    path = Path(where).expanduser()
-    if not path.is_file():
+    try:
+        path = Path(where).expanduser()
+        missing = not path.is_file()
+    except (OSError, RuntimeError):  # no permission to look; a home that nobody has
+        missing = True
+    if missing:
         raise DataError("the npz file is missing: expected `npz:FILE` with a file that this client can read")
     try:
         # opened here, since numpy leaves a truncated file open

@@ -110,6 +110,8 @@ def load_source(origin: Origin) -> Source:
     kind, _, where = origin.spec.partition(":")
     if kind not in READERS:
         raise DataError(f"unknown dataset: expected {EXPECTED}")
+    if kind == "digits" and ":" in origin.spec:
+        raise DataError("`digits` comes with this program and takes no place; write `digits` alone")
     if kind != "digits" and not where:
         raise DataError(f"expected a place after `{kind}:`, got none; write {EXPECTED}")
     return _resolve(READERS[kind])(where)

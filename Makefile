@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 DEMO := -c dataset=digits -c partition=rotation -c clients=12 -c rounds=15
 
-.PHONY: install demo test lint clean
+.PHONY: install demo test test-deploy lint clean
 
 install: .venv/.installed
 
@@ -23,7 +23,12 @@ demo: install
 	echo; echo "report: $$out/hdc-fl/report.html"
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not drill'
+
+# A deployment on loopback, one on hosts of their own, and every fault drill: about a quarter of an hour. The last two
+# need root and iproute2 and are skipped without.
+test-deploy: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/test_deploy_loopback.py tests/test_multihost.py tests/test_drills.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ side. The order in which replies are folded is the round loop's, so the numbers 
 from __future__ import annotations
 
 import importlib
+import logging
 import multiprocessing as mp
 import signal
 import time
@@ -15,6 +16,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -214,6 +216,10 @@ def work(connection: Connection, run_config: Mapping[str, Any], clients: int, ap
     # Ctrl-C reaches the whole group of processes; the server's end decides what becomes of its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     identify()
+    if out := run_config.get("out"):
+        # several processes append whole lines; the terminal belongs to the server's end
+        logging.basicConfig(filename=Path(str(out), "run.log"), encoding="utf-8", level=logging.WARNING, force=True,
+                            format="%(asctime)s %(levelname)s %(name)s [%(process)d]: %(message)s")
     loaded = load(app)
     while True:
         try:

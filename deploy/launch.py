@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -51,13 +52,15 @@ def new_run(given: Mapping[str, Scalar], out: str) -> Launch:
     ConfigError
         If a setting is wrong, or the folder holds a run already.
     """
-    settings = parse_run_config(given)
+    settings = parse_run_config({**given, "out": out} if out else given)
     run, stamp = settings.run, time.strftime("%Y%m%d-%H%M%S")
     name = f"{run.method}-{run.dataset.partition(':')[0]}-{run.partition}-{run.seed}-{stamp}"
-    folder = Path(out or run.out or Path("runs", name)).expanduser().absolute()
-    if (folder / "run.json").exists():
-        raise ConfigError(f"{folder} already holds a run; give another folder, or go on with that one: fedhearth run --resume {folder}")
-    placed = replace(run, out=str(folder), state_dir=run.state_dir or str(folder / "clients"), resume=False,
+    folder = place("out", run.out or str(Path("runs", name)))
+    if _there(folder / "run.json"):
+        raise ConfigError(f"{folder} already holds a run; give another folder, or go on with that one: "
+                          f"fedhearth run --resume {shlex.quote(str(folder))}")
+    state_dir = place("state-dir", run.state_dir) if run.state_dir else folder / "clients"
+    placed = replace(run, out=str(folder), state_dir=str(state_dir), resume=False,
                      run_id=run.run_id or f"{stamp}-{secrets.token_hex(3)}", dataset=_absolute(run.dataset))
     return Launch(replace(settings, run=placed), folder)
 
@@ -72,13 +75,8 @@ def resumed_run(given: Mapping[str, Scalar], where: str) -> Launch:
     Finished
         If it is complete.
     """
-    folder = Path(where).expanduser().absolute()
-    try:
-        saved: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{folder} holds no run (no run.json); give the folder of the run to go on with") from None
-    except ValueError as error:
-        raise ConfigError(f"{folder / 'run.json'} is damaged ({error}); start the run anew in another folder") from None
+    folder = place("--resume", where)
+    saved = _saved_settings(folder)
     if (folder / "summary.json").exists():
         raise Finished(folder)
     settings = parse_run_config({**saved, **given})
@@ -90,6 +88,36 @@ def resumed_run(given: Mapping[str, Scalar], where: str) -> Launch:
     moved = saved.get("state-dir") == str(Path(str(saved.get("out")), "clients"))
     state_dir = str(folder / "clients") if moved else settings.run.state_dir
     return Launch(replace(settings, run=replace(settings.run, out=str(folder), state_dir=state_dir, resume=True)), folder)
+
+
+def _saved_settings(folder: Path) -> dict[str, Any]:
+    """The flat run config that the run in ``folder`` wrote down."""
+    try:
+        saved = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if not isinstance(saved, dict):
+            raise ValueError("it holds no settings")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{folder} holds no run (no run.json); give the folder of the run to go on with") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {folder / 'run.json'}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{folder / 'run.json'} is damaged ({error}); restore it, or start the run anew in another folder") from None
+    return saved
+
+
+def place(key: str, text: str) -> Path:
+    """``text`` as an absolute path; ``ConfigError`` about ``key`` if it names the home of an unknown user."""
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(f"{key} must be a path on this machine, got {text!r}, which names the home of an unknown user") from None
+
+
+def _there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise ConfigError(f"cannot use {path.parent}: {error.strerror}") from None
 
 
 @contextmanager
@@ -126,22 +154,27 @@ def check_data(settings: Settings) -> None:
         If the data are missing or damaged, cannot be divided as asked, or do not fit the model.
     """
     from client_app.data import DataError, PartitionError, open_data
+    from client_app.loop_settings import DeviceError, LoopSettings
     from client_app.node import open_node
     from models import build_model
 
     run = settings.run
     kind, _, where = run.dataset.partition(":")
-    if kind in FILES and where and not Path(where).exists():
+    if kind in FILES and where and not _there(Path(where)):
         raise ConfigError(f"dataset: {where} does not exist")
     try:
+        _ = LoopSettings.from_config(run).torch_device
         data = open_data(run, open_node({"partition-id": 0, "num-partitions": run.clients}, run))
-    except (DataError, PartitionError) as error:
-        path = getattr(error, "path", "")
-        raise ConfigError(f"{error} ({path})" if path else str(error)) from error
-    try:
         build_model(run.model, len(data.classes), data.input_shape, run.width, run.seed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    except (DataError, PartitionError, DeviceError, ValueError) as error:
+        raise ConfigError(_told_here(error)) from error
+
+
+def _told_here(error: Exception) -> str:
+    """``error`` with what its own text leaves out, since it may travel: where the data were, and what a user's code said."""
+    path, cause = getattr(error, "path", ""), error.__cause__
+    said = " ".join(f"{type(cause).__name__}: {cause}".split()) if cause else ""
+    return "; ".join([f"{error} ({path})" if path else str(error), *([said[:300]] if said else [])])
 
 
 def importable_here() -> None:
@@ -165,4 +198,4 @@ def cores() -> int:
 def _absolute(dataset: str) -> str:
     """Worker processes may have another current folder."""
     kind, colon, where = dataset.partition(":")
-    return f"{kind}:{Path(where).expanduser().absolute()}" if kind in FILES and colon and where else dataset
+    return f"{kind}:{place('dataset', where)}" if kind in FILES and colon and where else dataset

@@ -43,9 +43,19 @@ def look(address: str, ca: Path | None) -> Finding:
     except OSError as error:
         return Finding(f"{address} cannot be reached ({error.strerror or error}); a firewall may be in between")
     with plain:
-        if ca is None:
-            return Finding(f"{address} is reached", reached=True)
-        return _handshake(plain, host, address, ca)
+        return _in_plain_text(plain, address) if ca is None else _handshake(plain, host, address, ca)
+
+
+def _in_plain_text(plain: socket.socket, address: str) -> Finding:
+    """Whether the other side can be meant by ``--insecure``: one that answers in TLS cannot. Nothing is sent to it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    plain.settimeout(1.0)  # a server without TLS may wait for the rest of what is no request to it
+    try:
+        with context.wrap_socket(plain):
+            return Finding(f"{address} speaks TLS and refuses plain text; leave --insecure out, and give --ca and --key", hopeless=True)
+    except OSError:
+        return Finding(f"{address} is reached", reached=True)
 
 
 def _handshake(plain: socket.socket, host: str, address: str, ca: Path) -> Finding:

@@ -33,12 +33,16 @@ def run(settings: Sequence[str], engine: str, workers: int | None, out: str, res
         return 0
     check_data(launch.settings)
     with locked(launch.folder) as lock:
-        return _supervised(launch, engine, workers or min(cores(), launch.settings.run.clients), lock, quiet)
+        # more workers than clients would only take memory
+        return _supervised(launch, engine, min(workers or cores(), launch.settings.run.clients), lock, quiet)
 
 
 def _supervised(launch: Launch, engine: str, workers: int, lock: int, quiet: bool) -> int:
     """Run under the folder's lock, and say in one line how it ended."""
     from server_app.checkpoint import CheckpointError
+    from server_app.encoder_shelf import ShelfError
+    from server_app.report import DamagedRecords
+    from server_app.roster import CannotStart
     from server_app.rounds import RunFailed
 
     config = launch.settings.run
@@ -51,7 +55,10 @@ def _supervised(launch: Launch, engine: str, workers: int, lock: int, quiet: boo
     except KeyboardInterrupt:
         print(f"fedhearth: interrupted; go on with: {resume}", file=sys.stderr)
         return 130
-    except (RunFailed, CheckpointError) as error:
+    except CannotStart as error:
+        print(f"fedhearth: {error}", file=sys.stderr)
+        return 2
+    except (RunFailed, CheckpointError, ShelfError, DamagedRecords, OSError) as error:
         print(f"fedhearth: {error}", file=sys.stderr)
         if (launch.folder / "checkpoints").exists():
             print(f"fedhearth: go on from the last complete round with: {resume}", file=sys.stderr)

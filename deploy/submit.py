@@ -32,6 +32,8 @@ from strategies.config import ConfigError, Scalar
 DEADLINE = 600.0
 ROUND_POLL = 0.5
 STATUS_POLL = 2.0
+# what Flower 1.39 says of a run whose ServerApp is gone, a minute later; the run's log then holds no reason
+HEARTBEAT = "No heartbeat"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -158,6 +160,8 @@ def reason(link: Link, ended: FlowerRun, folder: Path) -> str:
     """Why a run did not complete; its log is put into its folder, as ``flower.log``."""
     if ended.status.endswith(":stopped"):
         return "somebody stopped it"
+    if HEARTBEAT in ended.details:
+        return f"its ServerApp or the SuperLink was killed (Flower says: {ended.details})"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "flower.log").write_text(link.log(ended.id), encoding="utf-8")

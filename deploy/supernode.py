@@ -34,7 +34,8 @@ ACCEPTED = "SuperNode ID: "
 # what Flower 1.39 says when it gets no answer, when it is refused, and when TLS fails
 SILENCE, REFUSED, NO_TLS = "Connection attempt failed", "Failed to activate SuperNode", "handshake"
 NOT_LET_IN = ("the server does not let this site in. Either its key is not registered there (on the server: fedhearth superlink "
-              "--authorize with {site}.pub), or this site crashed less than a minute ago and still counts as online, which passes")
+              "--authorize with {site}.pub), or another SuperNode uses this key, or this site crashed less than a minute "
+              "ago and still counts as online, which passes")
 STILL_ONLINE = "the server still counts this site as online from before; that passes within a minute"
 
 

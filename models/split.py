@@ -139,17 +139,38 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed, which would also reset the generators of every GPU
         torch.default_generator.manual_seed(seed)
-        encoder, feature_dim = encoder_of(in_shape, width or default_width)
-        return SplitModel(encoder, feature_dim, num_classes)
+        try:
+            encoder, feature_dim = encoder_of(in_shape, width or default_width)
+            return SplitModel(encoder, feature_dim, num_classes)
+        except (MemoryError, RuntimeError) as error:  # torch says RuntimeError
+            raise ModelError(f"a model of width {width or default_width} does not fit in this machine's memory; "
+                             "use a smaller width") from error
 
 
 def _own_encoder(reference: str) -> _EncoderOf:
+    """The user's function, which then answers for what it returns before anything is trained."""
     module, _, function = reference.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as missing:
+        made_by = getattr(importlib.import_module(module), function)
+    except (Exception, SystemExit) as missing:  # a module can raise anything when it is imported
         raise ModelError(f"model = {reference!r} must name an importable function, module:function "
                          f"({type(missing).__name__}; is its folder on PYTHONPATH?)") from missing
+
+    def encoder_of(in_shape: tuple[int, int, int], width: int) -> tuple[nn.Module, int]:
+        try:
+            encoder, feature_dim = made_by(in_shape, width)
+            with torch.no_grad():
+                features = encoder.eval()(torch.zeros(2, *in_shape))
+            shape = tuple(features.shape)
+        except (Exception, SystemExit) as fault:
+            raise ModelError(f"model = {reference!r} failed with {type(fault).__name__}; expected function(in_shape, width) -> "
+                             "(torch.nn.Module, D), whose module maps float32 images (B, channels, height, width) to (B, D)") from fault
+        if shape != (2, feature_dim):
+            raise ModelError(f"model = {reference!r} must map images (B, ...) to features (B, {feature_dim}), as it says; "
+                             f"for 2 images it gave the shape {shape}")
+        return encoder.train(), feature_dim
+
+    return encoder_of
 
 
 def has_batchnorm(model: nn.Module) -> bool:

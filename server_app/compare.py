@@ -17,7 +17,7 @@ from statistics import mean, stdev
 from typing import Literal
 
 from server_app.finished import FIGURES, ComparisonError, Run, read_run
-from server_app.reproduce import PLACES, belongs
+from server_app.reproduce import PLACES, belongs, shown
 from strategies.tails import paired_difference
 
 Kind = Literal["served", "adapted"]
@@ -97,7 +97,7 @@ def _grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     rows: dict[str, list[Run]] = {}
     for run, config in zip(runs, settings, strict=True):
         method = run.summary["method"]
-        told = [f"{key}={config[key]}" for key in varying if key in config and belongs(key, method)]
+        told = [f"{key}={shown(config[key])}" for key in varying if key in config and belongs(key, method)]
         row = rows.setdefault(" ".join([method, *told]), [])
         if twice := [other for other in row if other.key == run.key]:
             raise ComparisonError(

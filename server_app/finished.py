@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,9 @@ def read_run(path: Path) -> Run:
             f"{folder}: no summary.json, so this is not the folder of a finished run. "
             "Finish the run (resume=true) or leave it out"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ComparisonError(f"{folder}: cannot read summary.json: {error.strerror}") from None
+    except ValueError as error:
         raise ComparisonError(
             f"{folder}: summary.json is damaged ({error}). Run again, or restore the file"
         ) from None
@@ -56,12 +59,15 @@ def _problem(summary: Any) -> str:
         return "is damaged: expected an object"
     if missing := [k for k in ("method", "seed", "served", "split_hash", "run_config") if k not in summary]:
         return f"is damaged: it lacks {', '.join(missing)}"
+    kinds = {"method": str, "seed": int, "split_hash": str, "run_config": dict}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(summary[key], kind)]:
+        return f"is damaged: {', '.join(wrong)} of the wrong kind"
     if not summary["served"]:
         return "has no served scores: nothing was scored in the closing evaluation"
-    for kind in ("served", "adapted"):
+    for kind in ("served", "adapted", *(raw for raw in ("served_raw", "adapted_raw") if summary.get(raw))):
         figures = summary.get(kind) or dict.fromkeys((*FIGURES, "n"), 0)
         if not isinstance(figures, dict) or not all(
-            isinstance(figures.get(k), int | float) for k in (*FIGURES, "n")
+            isinstance(figures.get(k), int | float) and math.isfinite(figures[k]) for k in (*FIGURES, "n")
         ):
             return f"is damaged: {kind!r} must hold numbers for {', '.join(FIGURES)} and n"
     return ""
@@ -72,9 +78,13 @@ def _accuracy(table: Path) -> dict[str, dict[str, float]]:
     out: dict[str, dict[str, float]] = {"served": {}, "adapted": {}}
     if not table.exists():
         return out
-    with table.open(encoding="utf-8", newline="") as lines:
-        for line in csv.DictReader(lines):
-            for kind, scores in out.items():
-                if line.get(kind):
-                    scores[line["client"]] = float(line[kind])
+    try:
+        with table.open(encoding="utf-8", newline="") as lines:
+            for line in csv.DictReader(lines):
+                for kind, scores in out.items():
+                    if line.get(kind):
+                        scores[line["client"]] = float(line[kind])
+    except (ValueError, KeyError, csv.Error) as error:
+        raise ComparisonError(f"{table} is damaged ({type(error).__name__}: {error}). Restore the file, or remove it, which costs "
+                              "the paired differences only") from None
     return out

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from server_app.initial import initial_model
 from server_app.record import RunRecorder, open_run
 from server_app.roster import Roster
-from server_app.rounds import OnReply, Plan, run_rounds
+from server_app.rounds import OnReply, Plan, RunFailed, run_rounds
 from strategies.adapter import RuleStrategy
 from strategies.registry import items_of_all, parse_run_config
 from strategies.types import layout_of
@@ -55,10 +55,14 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
                             {part: layout_of(tensors) for part, tensors in start.items()}, roster, run)
     del start
     done = recorder.resume(strategy) if run.resume else 0
+    if done == run.rounds:
+        _check_trained(strategy, done)
     plan = Plan(run.rounds, run.deadline, run.quorum, run.max_void_rounds, done)
 
     def after_round(outcome: Any) -> None:
         record = recorder.after_round(strategy, outcome)
+        if outcome.number == run.rounds:
+            _check_trained(strategy, run.rounds)
         roster.refresh(grid, min(run.deadline, HELLO_DEADLINE))
         if on_round:
             on_round(record)
@@ -68,3 +72,9 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
     log.info("results in %s", folder)
     return summary
 
+
+def _check_trained(strategy: RuleStrategy, rounds: int) -> None:
+    """A short run can be over before ``max-void-rounds`` ends it; its initial model must not pass for a result."""
+    if not strategy.acked:
+        raise RunFailed(f"none of the {rounds} rounds had enough good replies (quorum {strategy.run.quorum:g}), so nothing was trained. "
+                        "The reasons are in the log above")

@@ -52,7 +52,10 @@ def open_run(settings: Settings, flat: Mapping[str, Any]) -> Path:
         return folder
     if not saved.exists():
         raise ConfigError("resume = true, but out holds no run; give the folder of the run to go on with")
-    before = json.loads(saved.read_text())
+    try:
+        before = dict(json.loads(saved.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        raise ConfigError("the run.json in out is damaged; restore it, or start the run anew in another folder") from None
     differing = sorted(k for k in (before.keys() | flat.keys()) - FREE_KEYS if before.get(k) != flat.get(k))
     if differing:
         raise ConfigError(f"a run resumes with the settings it started with; different now: {', '.join(differing)}")
@@ -85,8 +88,13 @@ class RunRecorder:
         if found is not None:
             done, strategy.state, extra = found
             strategy.acked = {client: int(number) for client, number in extra["acked"].items()}
+            if extra.get("split") not in (None, self._split()):
+                raise ConfigError("a run resumes with the data it started with, but the clients now hold other samples; restore the "
+                                  "data set, or start the run anew in another folder")
             self._kept = self._shelved(strategy)
-        log.info("resuming after round %d", done)
+            log.info("resuming after round %d", done)
+        else:
+            log.warning("no checkpoint is there to resume from; the run starts again with round 1")
         self._report = RunReport(self.folder, self._flat, self._engine, resume_from=done)
         return done
 
@@ -101,7 +109,7 @@ class RunRecorder:
         self.report.round(record)
         # a line without its checkpoint is cut on resuming, a checkpoint without its line would leave a gap for ever
         sync_to_disk(self.folder / "rounds.jsonl")
-        self._checkpoints.save(outcome.number, strategy.state, {"acked": strategy.acked})
+        self._checkpoints.save(outcome.number, strategy.state, {"acked": strategy.acked, "split": self._split()})
         # the checkpoint before this one may still be resumed from, so its encoders stay one round longer
         self.shelf.prune(kept, self._kept)
         self._kept = kept
@@ -121,6 +129,11 @@ class RunRecorder:
             "versions": {"python": platform.python_version(), **{p: version(p) for p in ("flwr", "torch", "numpy", "scikit-learn")}},
             "personal_models": str(Path(run.state_dir).expanduser() / (run.run_id or "run")) if run.state_dir else "",
         })
+
+    def _split(self) -> str | None:
+        """What identifies the samples of a simulation; None on separate machines, whose sites say nothing of theirs."""
+        digests = {name: hello.split_digest for name, hello in self.roster.hellos.items()}
+        return combined_hash(digests) if all(digests.values()) else None
 
     def _shelved(self, strategy: RuleStrategy) -> dict[str, int]:
         """What the state still needs from the shelf; rules that keep nothing there have no such method."""

@@ -25,6 +25,10 @@ from server_app.html import page
 from server_app.summary import ClientRow, Findings, findings, plain, tail
 
 
+class DamagedRecords(ValueError):
+    """rounds.jsonl or split.json is not what a run, killed or not, leaves there. The text says what to do."""
+
+
 class RunReport:
     """Writes a run's folder as it goes.
 
@@ -46,6 +50,11 @@ class RunReport:
         out.mkdir(parents=True, exist_ok=True)
         self.out, self.config, self.engine = out, dict(config_items), engine
         kept = [r for r in read_rounds(out / "rounds.jsonl") if r["round"] <= resume_from]
+        if [r["round"] for r in kept] != list(range(1, resume_from + 1)):
+            raise DamagedRecords(
+                f"rounds.jsonl lacks rounds: expected 1 to {resume_from}, as the checkpoint says, got {len(kept)} of them. "
+                "Restore the file, or start the run in a new folder; without it the report would miss those rounds"
+            )
         self._seconds_before = sum(r["seconds"] for r in kept)
         replace_text(out / "rounds.jsonl", "".join(map(_line, kept)))
         self._scalars = ScalarLog(out / "tensorboard", first_step=resume_from + 1)
@@ -98,7 +107,7 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
 
     Raises
     ------
-    ValueError
+    DamagedRecords
         If a line before the last is damaged: that is not what a killed run leaves.
     """
     lines = (
@@ -107,11 +116,14 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line)
+            if not isinstance(record, dict) or not {"round", "seconds"} <= record.keys():
+                raise ValueError
+            records.append(record)
+        except ValueError:
             if number < len(lines):
-                raise ValueError(
-                    f"line {number} of {path.name} is not JSON; expected one record a line. "
+                raise DamagedRecords(
+                    f"line {number} of {path.name} is not JSON of a round; expected one record a line. "
                     "Restore the file or start the run in a new folder"
                 ) from None
     return records
@@ -143,7 +155,12 @@ def _lighter(record: dict[str, Any]) -> dict[str, Any]:
 
 def _read_split(out: Path) -> dict[str, Any] | None:
     path = out / "split.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise DamagedRecords(f"{path.name} is damaged; resume the run, which writes it anew") from None
 
 
 def _csv(found: Findings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -42,5 +43,10 @@ def own_defaults(method: str) -> dict[str, Any]:
 
 
 def toml(value: Any) -> str:
-    """A scalar as Flower's run-config override takes it; JSON's strings and numbers are TOML's."""
-    return json.dumps(value, ensure_ascii=False)
+    """A scalar as Flower's run-config override takes it; JSON's strings and finite numbers are TOML's."""
+    return "inf" if value is None or value == math.inf else json.dumps(value, ensure_ascii=False)
+
+
+def shown(value: Any) -> str:
+    """A setting of a summary for people. JSON holds no infinity, so an infinite temperature stands there as null."""
+    return "inf" if value is None else str(value)

@@ -27,6 +27,10 @@ POLL = 0.5
 NOT_THE_CLIENT = frozenset({3, 4, 5})
 
 
+class CannotStart(RunFailed):
+    """The clients as they are cannot make up this run; nothing was trained."""
+
+
 @dataclass(frozen=True)
 class Hello:
     """What a client said of itself: its name, what the model must fit, and the digest of its part of the split."""
@@ -69,7 +73,7 @@ class Roster:
 
         Raises
         ------
-        RunFailed
+        CannotStart
             If one reports that it cannot take part, two share a name, their models would differ, or time is up.
         """
         end = time.monotonic() + wait
@@ -78,7 +82,7 @@ class Roster:
             if len(self.hellos) >= expected:
                 break
             if time.monotonic() > end:
-                raise RunFailed(f"expected {expected} clients, only {len(self.hellos)} said hello within {wait:g} s: "
+                raise CannotStart(f"expected {expected} clients, only {len(self.hellos)} said hello within {wait:g} s: "
                                 f"{', '.join(self.names()) or 'none'}. Start the others, or set clients to the number there are.")
             time.sleep(POLL)
         self._started = True
@@ -118,11 +122,11 @@ class Roster:
         if not reply.has_content():
             reason = reply.error.reason or ""
             text = reason.split(":", 2)[-1].strip() if reason.startswith("fedhearth:") else f"Flower says {word_of(reply.error.code)}"
-            raise RunFailed(f"a client cannot take part: {text}")
+            raise CannotStart(f"a client cannot take part: {text}")
         try:
             said = unpack_hello(reply.content)
         except WireViolation as wrong:
-            raise RunFailed(f"a client's hello cannot be read: {wrong}; all sites need the same version of this app") from None
+            raise CannotStart(f"a client's hello cannot be read: {wrong}; all sites need the same version of this app") from None
         hello = Hello(said["site"], int(said["classes"]), said["class-digest"], _shape(said["input-shape"]), said["split-digest"])
         self._check_name(hello.site)
         self._check_alike(hello)
@@ -141,11 +145,11 @@ class Roster:
     def _check_name(self, site: str) -> None:
         """Before a run nobody can tell which of two sites of one name is the right one."""
         if site in self._node_of and not self._started:
-            raise RunFailed(f"two nodes call themselves {site!r}; give every SuperNode its own site name")
+            raise CannotStart(f"two nodes call themselves {site!r}; give every SuperNode its own site name")
         # names are folders, and some disks do not tell a from A
         alike = [name for name in self.hellos if name != site and name.casefold() == site.casefold()]
         if alike:
-            raise RunFailed(f"the site names {alike[0]!r} and {site!r} differ in upper and lower case only; rename one")
+            raise CannotStart(f"the site names {alike[0]!r} and {site!r} differ in upper and lower case only; rename one")
 
     def _check_alike(self, hello: Hello) -> None:
         """All clients must need the same model; two that differ are named."""
@@ -155,7 +159,7 @@ class Roster:
             for what, label in (("classes", "number of classes"), ("class_digest", "class names"), ("input_shape", "image shape")):
                 mine, theirs = getattr(hello, what), getattr(other, what)
                 if mine != theirs:
-                    raise RunFailed(f"clients differ in their {label}: {other.site} says {theirs}, {hello.site} says {mine}; "
+                    raise CannotStart(f"clients differ in their {label}: {other.site} says {theirs}, {hello.site} says {mine}; "
                                     "all sites need the same classes in the same order, and images of one shape")
             return  # the others were compared with this one
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from server_app.reproduce import command
+from server_app.reproduce import command, shown
 from server_app.summary import Findings
 
 WORDS = {
@@ -95,7 +95,7 @@ def reproduce(found: Findings) -> str:
         ["server memory, peak", f"{rss:.0f} MiB" if rss is not None else "–"],
         ["personal models", s["personal_models"] or "–"],
     ]
-    settings = [[key, str(value)] for key, value in s["run_config"].items()]
+    settings = [[key, shown(value)] for key, value in s["run_config"].items()]
     return _section(
         "How to reproduce",
         f"<pre>{escape(command(s['run_config']))}</pre>"

@@ -166,7 +166,7 @@ def findings(
     adapted = last_with(records, "adapted")
     sources = {"served": final, "served_raw": final, "adapted": adapted, "adapted_raw": adapted}
     dropped: Counter[str] = Counter()
-    for record in records:
+    for record in (*records, final):
         dropped.update(record.get("dropped") or {})
     summary = {
         **{key: config.get(key) for key in ("method", "dataset", "partition", "seed")},

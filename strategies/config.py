@@ -21,6 +21,9 @@ C = TypeVar("C")
 PARTITIONS = ("iid", "label-subset", "dirichlet", "rotation")
 MODELS = ("cnn", "resnet18", "mobilenetv2")
 BN_RULES = ("recompute", "average", "moments")
+MOST_THREADS = 1024
+LARGEST_ALPHA = 1e9
+LONGEST_DEADLINE = 1e7  # 115 days
 
 
 class ConfigError(ValueError):
@@ -47,8 +50,13 @@ def nearest(got: str, options: tuple[str, ...]) -> str:
 
 def check_site_name(name: str) -> None:
     """A client's name is a folder name on two machines, so its alphabet is narrow."""
+    check_name("a site name", name)
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise a ``ConfigError`` about ``what`` unless ``name`` may name a folder. The text leaves the name out."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ConfigError("a site name must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
+        raise ConfigError(f"{what} must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
 
 
 @dataclass(frozen=True)
@@ -129,16 +137,20 @@ class RunConfig:
             require(getattr(self, key) >= 1, dashed(key), "1 or more", getattr(self, key))
         require(self.width >= 0, "width", "0 (the model's default) or more", self.width)
         require(0 <= self.seed < 2**63, "seed", "between 0 and 2**63 - 1", self.seed)
+        require(self.threads <= MOST_THREADS, "threads", f"at most {MOST_THREADS}", self.threads)
         for key in ("alpha", "lr", "deadline"):
             value = getattr(self, key)
             require(value > 0 and math.isfinite(value), dashed(key), "a finite number above 0", value)
+        # beyond these, a sum of Dirichlet's weights and a wait for a reply overflow
+        require(self.alpha <= LARGEST_ALPHA, "alpha", f"at most {LARGEST_ALPHA:g} (there, all shares are equal)", self.alpha)
+        require(self.deadline <= LONGEST_DEADLINE, "deadline", f"at most {LONGEST_DEADLINE:g} seconds", self.deadline)
         require(0 <= self.test_fraction < 1, "test-fraction", "at least 0 and below 1", self.test_fraction)
         for key in ("fraction", "quorum"):
             require(0 < getattr(self, key) <= 1, key, "above 0 and at most 1", getattr(self, key))
         require(0 <= self.momentum < 1, "momentum", "at least 0 and below 1", self.momentum)
         require(self.weight_decay >= 0 and math.isfinite(self.weight_decay), "weight-decay", "0 or more", self.weight_decay)
         if self.run_id:
-            check_site_name(self.run_id)
+            check_name("run-id", self.run_id)
 
 
 def dashed(field: str) -> str:
@@ -177,11 +189,21 @@ def check_known(flat: Mapping[str, object], known: tuple[str, ...]) -> None:
 
 
 def _typed(key: str, value: object, wanted: type) -> Scalar:
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        # more than a message, a file or a float can carry; also too long to print
+        raise ConfigError(f"{key} must be {_WORDS[wanted]} between -2**63 and 2**63 - 1, got one beyond")
+    if wanted is float and type(value) is int:
         return float(value)
     if type(value) is not wanted:
         raise ConfigError(f"{key} must be {_WORDS[wanted]}, got {value!r} ({_WORDS.get(type(value), type(value).__name__)})")
+    if isinstance(value, str) and ("\0" in value or not value.isprintable() and _has_lone_surrogate(value)):
+        # no file can be named so, and no message can carry it
+        raise ConfigError(f"{key} must be text in UTF-8 without a zero byte, got {value!r}")
     return value  # type: ignore[return-value]
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 _WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 
-from strategies.config import RunConfig, choice, require
+from strategies.config import ConfigError, RunConfig, choice, dashed, require
 from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD, shared_encoder
 from strategies.head_clusters import ClusterSettings, Rank, cluster, permute
 from strategies.head_descriptor import flat_signal
@@ -31,6 +31,8 @@ from strategies.types import Round, Shelf, Slots, Tensors, Update
 from strategies.wire import Slot, Wire
 
 DESCRIPTOR = "descriptor"
+# beyond these a client would be at work for ever, or run out of memory
+WIDEST_SKETCH, MOST_RESTARTS = 65_536, 10_000
 MIXTURE = Slot("mixture", "encoder tensors", "this client's own mixture of the cluster encoders, after a refresh; served, never trained",
                like="encoder", optional=True, serves=True)
 HEAD_UP = Slot("head", "classes x dim, classes", "the head, to the server only (signal = head, opt-in)", like="head")
@@ -79,13 +81,19 @@ class Config:
         choice("hdc-fl.signal", ("descriptor", "head"), self.signal)
         choice("hdc-fl.serve", ("mixture", "better"), self.serve)
         choice("hdc-fl.grouping", ("heads", "random"), self.grouping)
-        require(self.projection_dim >= 1, "hdc-fl.projection-dim", "1 or more", self.projection_dim)
+        require(1 <= self.projection_dim <= WIDEST_SKETCH, "hdc-fl.projection-dim", f"in 1..{WIDEST_SKETCH}", self.projection_dim)
         require(self.projection_seed >= 0, "hdc-fl.projection-seed", "0 or more", self.projection_seed)
         require(self.temperature >= 0, "hdc-fl.temperature", "0 or more (inf is allowed)", self.temperature)
         require(0 < self.staleness <= 1, "hdc-fl.staleness", "above 0 and at most 1", self.staleness)
         require(self.refresh_first >= 0, "hdc-fl.refresh-first", "0 (scales with the run) or a round", self.refresh_first)
         require(self.refresh_every >= 0, "hdc-fl.refresh-every", "0 (scales with the run) or a number of rounds", self.refresh_every)
-        _ = self.clustering  # validates the rest
+        require(self.restarts <= MOST_RESTARTS, "hdc-fl.restarts", f"at most {MOST_RESTARTS}", self.restarts)
+        choice("hdc-fl.rank", get_args(Rank), self.rank)
+        try:
+            _ = self.clustering  # validates the rest
+        except ValueError as wrong:
+            name, _, told = str(wrong).partition(" ")
+            raise ConfigError(f"hdc-fl.{dashed(name)} {told}") from wrong
 
     @property
     def clustering(self) -> ClusterSettings:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,10 @@ ROOT = Path(__file__).parent.parent
 PATIENCE = 120.0
 SMALL = {"partition": "iid", "width": 4, "epochs": 1, "device": "cpu", "threads": 1}
 CONNECTED = "is connected"
+# a key that the server knows and no site uses
+SPARE = "spare"
+LOG_OF = ("import sys; from pathlib import Path; from deploy.link import Link\nwith Link(sys.argv[1], Path('certs/ca.crt')) as link:\n"
+          "    print(*(link.log(run.id) for run in link.runs() if run.out == sys.argv[2]))")
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Cluster:
         return subprocess.run([*self.on(host), *words], cwd=self.root, env=self.environment, capture_output=True, text=True,
                               timeout=patience, stdin=subprocess.DEVNULL)
 
-    def asked(self, *words: str, patience: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+    def asked(self, *words: str, patience: float = 4 * PATIENCE) -> subprocess.CompletedProcess[str]:
         """A command that talks to the SuperLink."""
         return self.run(SERVER, *words, "--link", f"127.0.0.1:{self.port}", patience=patience)
 
@@ -81,6 +85,12 @@ class Cluster:
     def start_site(self, name: str, *more: str) -> None:
         """Start a site with its part of the data."""
         self.start(name, name, *self.site_words(name, "--partition", f"{self.sites.index(name)}/{len(self.sites)}", *more))
+
+    def connect(self, name: str, *more: str) -> None:
+        """Start a site and wait until the server has let it in."""
+        heard = self.heard(name)
+        self.start_site(name, *more)
+        self.until(name, f"fedhearth: {name} {CONNECTED}", heard)
 
     def submit(self, run: str, **settings: Any) -> Path:
         """Start a run and its follower, ``submit-RUN``; returns the run's folder."""
@@ -122,6 +132,12 @@ class Cluster:
         assert told.returncode == 0, told.stderr
         return {line.split()[0] for line in told.stdout.splitlines() if line.split()[1:2] == ["online"]}
 
+    def app_log(self, folder: Path) -> str:
+        """What the ServerApps of the runs in ``folder`` have logged; they are over."""
+        told = self.other(SERVER, sys.executable, "-c", LOG_OF, f"127.0.0.1:{self.port}", str(folder))
+        assert told.returncode == 0, told.stderr
+        return told.stdout
+
     def kill(self, name: str) -> None:
         """As if the power went: SIGKILL for the command and all that it started."""
         child = self.running.pop(name)
@@ -142,6 +158,16 @@ class Cluster:
             child.kill()
             raise
 
+    def stop_all(self) -> dict[str, int]:
+        """End all that runs, at the same time; exit codes by name, without those that had to be killed."""
+        codes: dict[str, int] = {}
+        for child in self.running.values():
+            child.send_signal(signal.SIGTERM)
+        for name in list(self.running):
+            with suppress(subprocess.TimeoutExpired):
+                codes[name] = self.stop(name)
+        return codes
+
     def state_dir(self, site: str) -> Path:
         return self.root / f"state-{site}"
 
@@ -160,26 +186,28 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def deployed(root: Path, count: int, network: Network | None = None) -> Iterator[Cluster]:
-    """A server with ``count`` sites connected, secured; everything is ended on the way out."""
+def deployed(root: Path, count: int, network: Network | None = None, faulty: Sequence[str] = ()) -> Iterator[Cluster]:
+    """A server with ``count`` sites connected, secured; everything is ended on the way out.
+
+    ``faulty`` : more words to start the last site with.
+    """
     sites = tuple(f"client-{index:03d}" for index in range(count))
     fleet, port = free_ports(2) if network is None else (9092, 8000)
     address = network.addresses[SERVER] if network else "127.0.0.1"
     made = Cluster(root, sites, network, f"{address}:{fleet}", port)
-    done = made.run(SERVER, "certs", "--server", address, *(word for name in sites for word in ("--site", name)))
+    done = made.run(SERVER, "certs", "--server", address, *(word for name in (*sites, SPARE) for word in ("--site", name)))
     assert done.returncode == 0, done.stderr
     try:
         made.start_server()
         for name in sites:
-            made.start_site(name)
+            made.start_site(name, *(faulty if name == sites[-1] else ()))
         for name in sites:
             made.until(name, f"fedhearth: {name} {CONNECTED}")
         yield made
+        codes = made.stop_all()
+        assert set(codes.values()) <= {0}, codes
     finally:
-        for child in made.running.values():
-            child.send_signal(signal.SIGTERM)
-        for name in list(made.running):
-            made.stop(name)
+        made.stop_all()
 
 
 def host_names(count: int) -> Sequence[str]:

@@ -62,7 +62,7 @@ def test_settings_survive_being_written_down(method: str) -> None:
     ({"alpha": float("nan")}, "alpha must be a finite number above 0"),
     ({"fraction": 1.5}, "fraction must be above 0 and at most 1"),
     ({"test-fraction": 1.0}, "test-fraction must be at least 0 and below 1"),
-    ({"run-id": "../up"}, "a site name must be"),
+    ({"run-id": "../up"}, "run-id must be 1 to 64"),
     ({"method": "fedavg", "hdc-fl.signal": "haed"}, "hdc-fl.signal must be one of descriptor, head"),
 ])
 def test_what_cannot_be_run_is_refused(given: dict[str, Scalar], expected: str) -> None:

@@ -8,102 +8,28 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.simulate import free_ports
+from tests.deployed import Cluster, deployed
+from tests.multihost import SERVER
 from tests.running import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="Flower's SuperNode needs POSIX signals")]
-ROOT = Path(__file__).parent.parent
 SITES = ("client-000", "client-001")
 RUN = ("-c", "clients=2", "-c", "rounds=3", "-c", "partition=iid", "-c", "width=4", "-c", "epochs=1", "-c", "device=cpu",
        "-c", "threads=1", "-c", "run-id=same")
-# this machine may be busy with other tests; an idle one needs a tenth
-PATIENCE = 120.0
-
-
-@dataclass
-class Cluster:
-    """What runs, with a log file each."""
-
-    root: Path
-    fleet: int
-    port: int
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    def run(self, *words: str, patience: float = PATIENCE) -> subprocess.CompletedProcess[str]:
-        """A command of ours, to its end."""
-        return subprocess.run([sys.executable, "-m", "deploy.cli", *words], cwd=self.root, env=self.environment, capture_output=True,
-                              text=True, timeout=patience, stdin=subprocess.DEVNULL)
-
-    def asked(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command that talks to the SuperLink."""
-        return self.run(*words, "--link", f"127.0.0.1:{self.port}", patience=4 * PATIENCE)
-
-    def start(self, name: str, *words: str) -> None:
-        """A command of ours that goes on; its words are in ``NAME.log``."""
-        with (self.root / f"{name}.log").open("wb") as log:
-            self.running[name] = subprocess.Popen([sys.executable, "-m", "deploy.cli", *words], cwd=self.root, env=self.environment,
-                                                  stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def site(self, name: str, *more: str) -> list[str]:
-        """The words that start a SuperNode."""
-        return ["supernode", "--superlink", f"127.0.0.1:{self.fleet}", "--site", name, "--state-dir", f"state-{name}",
-                "--device", "cpu", *more]
-
-    def told(self, name: str) -> str:
-        return (self.root / f"{name}.log").read_text(errors="replace")
-
-    def until(self, name: str, text: str) -> None:
-        """Wait until ``name`` has said ``text``."""
-        end = time.monotonic() + PATIENCE
-        while text not in self.told(name):
-            assert self.running[name].poll() is None and time.monotonic() < end, f"{name} never said {text!r}:\n{self.told(name)}"
-            time.sleep(0.1)
-
-    def stop(self, name: str) -> int:
-        """End it as a service manager would; its exit code."""
-        child = self.running.pop(name)
-        child.send_signal(signal.SIGTERM)
-        try:
-            return child.wait(30)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            raise
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A server with two sites connected."""
-    made = Cluster(tmp_path_factory.mktemp("cluster"), *free_ports(2))
-    done = made.run("certs", "--server", "127.0.0.1", *(word for name in SITES for word in ("--site", name)))
-    assert done.returncode == 0, done.stderr
-    try:
-        made.start("server", "superlink", "--fleet", f"127.0.0.1:{made.fleet}", "--port", str(made.port))
-        made.until("server", "fedhearth: ready")
-        for index, name in enumerate(SITES):
-            made.start(name, *made.site(name, "--partition", f"{index}/2"))
-        for name in SITES:
-            made.until(name, f"fedhearth: {name} is connected")
+    with deployed(tmp_path_factory.mktemp("cluster"), len(SITES)) as made:
         yield made
-    finally:
-        for child in made.running.values():
-            child.send_signal(signal.SIGTERM)
-        codes = {name: made.stop(name) for name in list(made.running)}
-    assert set(codes.values()) == {0}, codes
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +53,7 @@ def state(folder: Path) -> Mapping[str, Any]:
 
 def test_it_computes_what_one_process_computes(cluster: Cluster, submitted: tuple[Path, Any]) -> None:
     folder, _ = submitted
-    alone = cluster.run("run", *RUN, "--workers", "1", "--out", "alone")
+    alone = cluster.run(SERVER, "run", *RUN, "--workers", "1", "--out", "alone")
     assert alone.returncode == 0, alone.stderr
     expected = cluster.root / "alone"
     assert len(state(folder)) > 10 and state(folder) == state(expected)
@@ -172,21 +98,21 @@ def test_nothing_to_stop_is_said(cluster: Cluster) -> None:
 
 
 def test_a_site_that_runs_already_is_refused(cluster: Cluster) -> None:
-    second = cluster.run(*cluster.site(SITES[0]))
+    second = cluster.run(SERVER, *cluster.site_words(SITES[0]))
     assert second.returncode == 2 and "client-000 runs on this machine already" in second.stderr
 
 
 def test_another_authority_is_refused(cluster: Cluster) -> None:
-    assert cluster.run("certs", "--out", "others", "--site", SITES[0]).returncode == 0
-    refused = cluster.run(*cluster.site("stranger", "--ca", "others/ca.crt", "--key", f"others/sites/{SITES[0]}"))
+    assert cluster.run(SERVER, "certs", "--out", "others", "--site", SITES[0]).returncode == 0
+    refused = cluster.run(SERVER, *cluster.site_words("stranger", "--ca", "others/ca.crt", "--key", f"others/sites/{SITES[0]}"))
     assert refused.returncode == 2 and "not to be trusted" in refused.stderr
     asked = cluster.asked("status", "--certs", "others")
     assert asked.returncode == 2 and "another authority" in asked.stderr
 
 
 def test_a_key_that_is_not_registered_is_refused_with_the_reason(cluster: Cluster) -> None:
-    assert cluster.run("certs", "--site", "stranger").returncode == 0
-    cluster.start("stranger", *cluster.site("stranger"))
+    assert cluster.run(SERVER, "certs", "--site", "stranger").returncode == 0
+    cluster.start("stranger", "stranger", *cluster.site_words("stranger"))
     cluster.until("stranger", "fedhearth: the server does not let this site in")
     cluster.until("stranger", "it is started again in 5 s")
     assert cluster.stop("stranger") == 0

@@ -191,6 +191,9 @@ def test_why_there_is_no_answer(tmp_path: Path, listener: socket.socket) -> None
     assert other.hopeless and "not to be trusted with this ca.crt" in other.text
     plain = look(answer(listener, None), ours.ca)
     assert plain.hopeless and "not in TLS" in plain.text
+    insecure = look(answer(listener, ours), None)
+    assert insecure.hopeless and "refuses plain text; leave --insecure out" in insecure.text
+    assert look(answer(listener, None), None).reached
     none = look(answer(listener, ours), tmp_path / "nowhere.crt")
     assert none.hopeless and "is missing or no certificate" in none.text
 

@@ -3,8 +3,9 @@
     FEDHEARTH_DATA=... python benchmarks/hdc_fl/rotation.py [--seeds 0 1 2] [--jobs 2]
 
 20 clients in four rotation groups, 600 images each (450 to train, 150 to test), the run config's default model and
-schedule (channels_last is on: the same mathematics, 1.4 times faster on a CPU). Every run goes through ``fedhearth run`` and leaves one JSON in ``results/``; what is there is not run again.
-The table states served scores at the closing evaluation, BatchNorm recomputed alike for all methods, raw in brackets.
+schedule (channels_last is on: the same mathematics, 1.4 times faster on a CPU). Every run goes through ``fedhearth
+run`` and leaves one JSON in ``results/``; what is there is not run again. The table states served scores at the
+closing evaluation, BatchNorm recomputed alike for all methods, raw in brackets.
 """
 
 from __future__ import annotations

@@ -47,8 +47,9 @@ def measure(signal: str, travel: str) -> dict[str, float | str]:
         summary = serve(grid, Context(1, 1, {}, RecordDict(), config), "inprocess")
     # weights for grey images, and running means and variances
     encoder = (11_167_680 + 9_600) * (4 if travel == "float32" else 2)
-    return {"signal": signal, "wire-dtype": travel, "encoder": encoder, "counted": grid.up / 2, "beyond_encoder": grid.up / 2 - encoder,
-            "summary": summary["bytes"]["up_per_client_round"], **{f"slot {k}": v / 2 for k, v in summary["bytes"]["by_slot"]["up"].items()}}
+    slots = {f"slot {name}": count / 2 for name, count in summary["bytes"]["by_slot"]["up"].items()}
+    return {"signal": signal, "wire-dtype": travel, "encoder": encoder, "counted": grid.up / 2,
+            "beyond_encoder": grid.up / 2 - encoder, "summary": summary["bytes"]["up_per_client_round"], **slots}
 
 
 def main() -> None:

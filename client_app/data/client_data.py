@@ -100,6 +100,8 @@ class ClientData:
         object.__setattr__(self, "classes", tuple(self.classes))
         if not self.classes:
             raise DataError("expected at least one class name")
+        if not all(map(_is_text, (*self.classes, self.group))):
+            raise DataError("expected class names and the group as text (str) that UTF-8 can hold")
         if not len(self.train):
             raise DataError("expected at least one training sample, got none; leave this client out")
         if self.train.images.shape[1:] != self.test.images.shape[1:]:
@@ -140,6 +142,13 @@ def check_label_range(labels: np.ndarray, classes: int) -> None:
 
 def _is_array(value: object) -> TypeGuard[np.ndarray]:
     return isinstance(value, np.ndarray)
+
+
+def _is_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(value.encode() or True)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 def _check_images(images: object) -> None:

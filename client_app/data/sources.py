@@ -128,19 +128,27 @@ def load_by_function(spec: str, node: DataNode, seed: int) -> ClientData:
     """
     try:
         load = _resolve(spec)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(f"the data loader cannot be imported ({type(error).__name__}): expected {EXPECTED}, "
                         "with the module on this machine's Python path", spec) from error
     try:
         data = load(node, seed)
-    except (DataError, PartitionError):
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, DataError | PartitionError) and _raised_by_us(error):
+            raise
         raise DataError(f"the data loader failed with {type(error).__name__}; see its traceback on the "
                         "client's machine", spec) from error
     if not isinstance(data, ClientData):
         raise DataError(f"expected the data loader to return ClientData, got {type(data).__name__}", spec)
     return data
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    """Whether the text of ``error`` is ours. A loader may raise a ``DataError`` of its own, with a path or a value in it."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and str(frame.tb_frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]
 
 
 def _resolve(reference: str) -> Any:

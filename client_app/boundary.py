@@ -53,10 +53,11 @@ def seal_hello(facts: Mapping[str, str | int]) -> RecordDict:
     return content
 
 
-def make_guard(contract: Callable[[Context], tuple[Wire, Mapping[str, Layout]]]) -> Mod:
+def make_guard(contract: Callable[[Context], tuple[Wire, Mapping[str, Layout]]], name: Callable[[Context], str] = lambda _: "") -> Mod:
     """A Flower mod: let nothing out that the contract forbids, and no text of an exception that we did not write.
 
-    What leaves is a new message with the checked content: metadata come from the question, never from a handler.
+    What leaves is a new message with the checked content: metadata come from the question, never from a handler. An error
+    says the client's ``name``, because before the first hello the server knows none.
     """
 
     def guard(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -66,18 +67,19 @@ def make_guard(contract: Callable[[Context], tuple[Wire, Mapping[str, Layout]]])
             return Message(reply.content, reply_to=message)
         except Exception as fault:
             log.exception("this client could not answer a %s message", message.metadata.message_type)
-            return Message(Error(APP_RAISED, describe(fault)), reply_to=message)
+            return Message(Error(APP_RAISED, describe(fault, name(context))), reply_to=message)
 
     return guard
 
 
-def describe(fault: Exception) -> str:
-    """An error text that is safe to send: ours as it is, any other by its type alone."""
+def describe(fault: Exception, who: str = "") -> str:
+    """An error text that is safe to send: ours as it is, any other by its type alone; ``who`` stands before it."""
+    named = f"{who}: " if who else ""
     kind = type(fault).__name__
     ours = type(fault).__module__.partition(".")[0] in OWN_PACKAGES
     if ours and (kind in SAFE_ERRORS or isinstance(fault, ConfigError)):
-        return f"{REASON_PREFIX}:{kind}: {fault}"[:REASON_LIMIT]
-    return f"{REASON_PREFIX}:{kind}: the client's own log has the details"
+        return f"{REASON_PREFIX}:{kind}: {named}{fault}"[:REASON_LIMIT]
+    return f"{REASON_PREFIX}:{kind}: {named}the client's own log has the details"
 
 
 def _check_again(message: Message, reply: Message, contract: Callable[[], tuple[Wire, Mapping[str, Layout]]]) -> None:

@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from client_app.boundary import inbound, make_guard, seal, seal_hello
 from client_app.data import data_digest, write_manifest
+from client_app.node import name_of
 from client_app.session import Session, open_session
 from strategies.types import Layout
 from strategies.wire import Wire
@@ -21,7 +22,7 @@ def contract(context: Context) -> tuple[Wire, Mapping[str, Layout]]:
     return session.settings.wire, session.learner.parts
 
 
-app = ClientApp(mods=[make_guard(contract)])
+app = ClientApp(mods=[make_guard(contract, lambda context: name_of(context.node_config))])
 
 
 @app.train()

@@ -51,6 +51,13 @@ def client_name(index: int) -> str:
     return f"client-{index:03d}"
 
 
+def name_of(node_config: Mapping[str, object]) -> str:
+    """The client's name as far as the node config tells, "" if it does not; never raises."""
+    site, index = node_config.get("site"), node_config.get("partition-id")
+    name = str(site) if site else client_name(index) if isinstance(index, int) else ""
+    return name if len(name) <= 64 and name.isprintable() else ""
+
+
 def open_node(node_config: Mapping[str, object], config: RunConfig) -> Node:
     """The ``Node`` that ``node_config`` (Flower's, of either engine) describes.
 

@@ -160,3 +160,12 @@ def test_a_message_outside_the_contract_is_not_trained_on() -> None:
     assert good.content["encoder"]["w"].numpy().tolist() == [4.0, 5.0, 6.0]  # type: ignore[index]
     for content in (pack(three(1, np.nan, 3), rnd=rnd()), pack(three(1, 2, 3)), pack({}, rnd=rnd()), pack({**START}, rnd=rnd())):
         assert refused(answer(app, tell(content), {}, 1), "WireViolation")
+
+
+def test_an_error_says_which_client_it_is() -> None:
+    def fails(message: Message, context: Context) -> Message:
+        raise DataError("training labels must be whole numbers")
+
+    named = make_guard(lambda context: (WIRE, PARTS), lambda context: f"clinic-{context.node_config['partition-id']}")
+    reply = answer(app_of(train=fails, mods=[named]), tell(pack(three(1, 2, 3), rnd=rnd())), {}, 1)
+    assert reply.error.reason == "fedhearth:DataError: clinic-0: training labels must be whole numbers"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app.boundary import inbound, make_guard, seal, seal_hello
-from client_app.data import data_digest, write_manifest
+from client_app.data import DataError, PartitionError, data_digest, write_manifest
 from client_app.node import name_of
 from client_app.session import Session, open_session
 from strategies.types import Layout
 from strategies.wire import Wire
+
+log = logging.getLogger(__name__)
 
 
 def contract(context: Context) -> tuple[Wire, Mapping[str, Layout]]:
@@ -51,7 +54,10 @@ def hello(message: Message, context: Context) -> Message:
     session = open_session(context)
     if session.node.simulated and session.node.index == 0 and session.settings.run.out:
         # class counts are local on separate machines; in a simulation all clients are the same user's
-        write_manifest(session.settings.run)
+        try:
+            write_manifest(session.settings.run)
+        except (DataError, PartitionError):
+            log.warning("no split.json: another client's data cannot be opened, which that client will say itself")
     classes = session.data.classes
     facts: dict[str, str | int] = {
         "site": session.node.name,

@@ -28,7 +28,9 @@ def split_picture(split: Mapping[str, Any], order: Sequence[str]) -> str:
     cells = np.array([train.get(c, [0] * len(names)) for c in order], dtype=float).reshape(
         len(order), len(names)
     )
-    figure, axes = canvas(_height(len(order)))
+    slanted = len(names) <= 20 and max(map(len, names)) >= 4
+    # slanted names are as high as a few rows: with one or two clients no room would be left for the cells
+    figure, axes = canvas(_height(len(order)) + (0.6 if slanted else 0.0))
     axes.imshow(
         cells,
         aspect="auto",
@@ -46,7 +48,7 @@ def split_picture(split: Mapping[str, Any], order: Sequence[str]) -> str:
         axes.set_xticks(
             range(len(names)),
             [label(name, 12) for name in names],
-            rotation=0 if max(map(len, names)) < 4 else 60,
+            rotation=60 if slanted else 0,
         )
     axes.set(xlabel=f"{len(names)} classes")
     return inline_svg(

@@ -74,7 +74,7 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
 
 
 def _check_trained(strategy: RuleStrategy, rounds: int) -> None:
-    """A short run can be over before ``max-void-rounds`` ends it; its initial model must not pass for a result."""
+    """A short run can be over before ``max-void-rounds`` ends it; an initial model must not pass for a result."""
     if not strategy.acked:
-        raise RunFailed(f"none of the {rounds} rounds had enough good replies (quorum {strategy.run.quorum:g}), so nothing was trained. "
-                        "The reasons are in the log above")
+        raise RunFailed(f"after {rounds} rounds no client has a trained model: no round had enough good replies (quorum "
+                        f"{strategy.run.quorum:g}), or the clients have lost their state since. The reasons are in the log above")

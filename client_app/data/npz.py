@@ -22,6 +22,7 @@ from client_app.data.sources import Source
 
 # what numpy and zipfile raise on a truncated, foreign or pickled file; TypeError: a bare .npy has no keys
 DAMAGE = (OSError, ValueError, EOFError, RuntimeError, TypeError, zipfile.BadZipFile, zlib.error)
+MOST_UNNAMED = 100_000  # classes; a larger label is a mistake, and a name for each would fill the memory
 KEYS = ("x_train", "y_train", "x_test", "y_test", "class_names")
 
 
@@ -110,6 +111,9 @@ def _pooled(parts: list[np.ndarray]) -> np.ndarray:
 def _class_names(arrays: dict[str, np.ndarray], labels: np.ndarray) -> tuple[str, ...]:
     names = arrays.get("class_names")
     if names is None:
+        if labels.max(initial=0) >= MOST_UNNAMED:
+            raise DataError(f"expected labels 0..C-1 with C at most {MOST_UNNAMED}: number the classes from 0, "
+                            "or name them all under the key `class_names`")
         return tuple(str(label) for label in range(1 + int(labels.max(initial=0))))
     if names.ndim != 1 or names.dtype.kind != "U":
         raise DataError("key `class_names`: expected text of shape (C,)")

@@ -25,7 +25,7 @@ demo: install
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not drill'
 
-# A deployment on loopback, one on hosts of their own, and every fault drill: about a quarter of an hour. The last two
+# A deployment on loopback, one on hosts of their own, and every fault drill: about twenty minutes. The last two
 # need root and iproute2 and are skipped without.
 test-deploy: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/test_deploy_loopback.py tests/test_multihost.py tests/test_drills.py

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from server_app.initial import initial_model
+from server_app.memory import give_back_freed_memory
 from server_app.record import RunRecorder, open_run
 from server_app.roster import Roster
 from server_app.rounds import OnReply, Plan, RunFailed, run_rounds
@@ -30,6 +31,7 @@ HELLO_DEADLINE = 120.0
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Flower's entry point."""
+    give_back_freed_memory()
     serve(grid, context, engine="ray" if type(grid).__name__ == "InMemoryGrid" else "grpc")
 
 

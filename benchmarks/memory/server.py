@@ -32,6 +32,7 @@ def peak_growth(clients: int, rounds: int) -> dict[str, float]:
     from models import build_model
     from server_app.checkpoint import Checkpoints
     from server_app.encoder_shelf import EncoderShelf
+    from server_app.memory import give_back_freed_memory
     from server_app.rounds import Plan, run_rounds
     from strategies.adapter import RuleStrategy
     from strategies.config import RunConfig
@@ -39,6 +40,7 @@ def peak_growth(clients: int, rounds: int) -> dict[str, float]:
     from strategies.types import layout_of
     from strategies.wire import pack, pack_slot
 
+    give_back_freed_memory()  # as the ServerApp does
     model = build_model("resnet18", 10, (3, 32, 32))
     start = {part: {name: t.copy() for name, t in model.tensors(part).items()} for part in ("encoder", "head")}
     del model

@@ -32,6 +32,8 @@ from strategies.registry import default_items
 PACKAGES = ("server_app", "client_app", "strategies", "models")
 CONNECTION = "fedhearth"
 START_LIMIT = 90.0
+# how a log says that we ourselves gave up, and why
+OUR_FAULTS = r"\b(?:\w+\.)*(?:RunFailed|CannotStart|ConfigError): "
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
 
@@ -222,7 +224,7 @@ def last_error(log: Path) -> str:
     """The most telling line at the end of the log."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if re.search(r"\b(RunFailed|ConfigError|\w*Error)\b: ", line)]
-    ours = [line for line in told if re.search(r"\b(RunFailed|ConfigError): ", line)]
+    told = [line for line in lines if re.search(r"\b\w*Error\b: ", line)]
+    ours = [line for line in lines if re.search(OUR_FAULTS, line)]
     chosen = (ours or told or lines or ["nothing was logged"])[-1]
-    return re.sub(r"^.*?\b(?:\w+\.)*(?:RunFailed|ConfigError): ", "", chosen)
+    return re.sub(rf"^.*?{OUR_FAULTS}", "", chosen)

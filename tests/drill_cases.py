@@ -6,6 +6,7 @@ A drill is a function of a cluster that is whole when it begins and when it ends
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,8 @@ from tests.faulty_site import at, plan
 from tests.multihost import SERVER
 from tests.running import contents
 
-DEADLINE = 25
+# seconds; FEDHEARTH_DRILL_DEADLINE is for a machine that is busy with other things
+DEADLINE = int(os.environ.get("FEDHEARTH_DRILL_DEADLINE", "25"))
 LOADER = ("--data", "tests.faulty_site:load")
 FAULTY = "client-002"
 # Flower takes a site that was killed for online for up to a minute; after this long it no longer does

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import signal
 import subprocess
 import tempfile
@@ -101,6 +102,7 @@ def main() -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _asked_to_stop)
+    logging.disable(logging.WARNING)  # the replays would tell once more what was dropped
     verdicts: list[Verdict] = []
     if options.out and options.out.exists():
         verdicts = [Verdict(**each) for each in json.loads(options.out.read_text())]

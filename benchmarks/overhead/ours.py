@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 from job import emit, load_shard, make_shards, opts  # noqa: E402
@@ -72,7 +73,7 @@ def main():
             messages = list(messages)
             if not self.started and any(m.metadata.message_type == "train" for m in messages):
                 self.started = True
-                emit("ready")
+                emit("ready", cpu=time.process_time())
                 emit("round_start", i=0)
             return super().push_messages(messages)
 

@@ -102,7 +102,7 @@ def slow_site(cluster: Cluster) -> str:
 def server_app_killed(cluster: Cluster) -> str:
     """SIGKILL of the ServerApp in mid-round; then ``submit --resume``."""
     with faulty(cluster, {2: "pause-after 4"}) as folder:
-        out = cluster.submit("app", rounds=4, deadline=DEADLINE)
+        out = cluster.submit("app", rounds=4, deadline=4 * DEADLINE)
         wait_for(lambda: at(folder, 2).exists(), "the site reached round 2")
         server_app(cluster).kill()
         early = cluster.asked("submit", "--resume", str(out))
@@ -115,7 +115,7 @@ def server_app_killed(cluster: Cluster) -> str:
 def super_link_killed(cluster: Cluster) -> str:
     """SIGKILL of the SuperLink and all it started, in mid-round; started again; then ``submit --resume``."""
     with faulty(cluster, {2: "pause-after 4"}) as folder:
-        out = cluster.submit("link", rounds=4, deadline=DEADLINE)
+        out = cluster.submit("link", rounds=4, deadline=4 * DEADLINE)
         wait_for(lambda: at(folder, 2).exists(), "the site reached round 2")
         cluster.kill(SERVER)
         killed = time.monotonic()

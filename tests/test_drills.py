@@ -35,7 +35,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 @pytest.mark.skipif(os.name == "nt", reason="Flower's SuperNode needs POSIX signals")
 def test_a_server_app_killed_in_mid_round_resumes_as_if_nothing_had_happened(pair: Cluster) -> None:
     site = pair.state_dir(pair.sites[1])
@@ -52,7 +52,7 @@ def test_a_server_app_killed_in_mid_round_resumes_as_if_nothing_had_happened(pai
     assert settled(pair, out, ()) == "no reply dropped"
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 @pytest.mark.skipif(os.name == "nt", reason="Flower's SuperNode needs POSIX signals")
 def test_a_site_killed_in_mid_train_holds_nobody_up(pair: Cluster) -> None:
     """Comes last: the site stays away, since Flower lets it in again after a minute only (the drills wait for it)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+
+import psutil
 
 SERVER = "server"
 SERVER_ADDRESS = "10.77.0.1"
@@ -44,7 +47,8 @@ class Network:
     """A server and hosts, by name; the first host has the address 10.77.0.11, the next 10.77.0.12, and so on."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        mark = secrets.token_hex(3)
+        _remove_orphans()
+        mark = f"{os.getpid()}-{secrets.token_hex(2)}"
         self.addresses = {SERVER: SERVER_ADDRESS, **{name: f"10.77.0.{FIRST_SITE + i}" for i, name in enumerate(hosts)}}
         self._spaces = {name: f"fh{mark}-{i}" for i, name in enumerate(self.addresses)}
         self._ports = {name: f"port{i}" for i, name in enumerate(self.addresses)}
@@ -89,14 +93,26 @@ class Network:
         """End what still runs on the hosts, and remove them."""
         atexit.unregister(self.close)
         for space in self._spaces.values():
-            for _ in range(20):
-                left = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True).stdout.split()
-                if not left:
-                    break
-                for pid in left:
-                    _kill(int(pid))
-                time.sleep(0.1)
-            subprocess.run(["ip", "netns", "delete", space], capture_output=True)
+            _remove(space)
+
+
+def _remove_orphans() -> None:
+    """Hosts whose maker was killed before it could remove them; the name says whose they are."""
+    for line in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.splitlines():
+        found = re.match(r"(fh(\d+)-[0-9a-f]{4}-\d+)\b", line)
+        if found and not psutil.pid_exists(int(found[2])):
+            _remove(found[1])
+
+
+def _remove(space: str) -> None:
+    for _ in range(20):
+        left = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True).stdout.split()
+        if not left:
+            break
+        for pid in left:
+            _kill(int(pid))
+        time.sleep(0.1)
+    subprocess.run(["ip", "netns", "delete", space], capture_output=True)
 
 
 def _kill(pid: int) -> None:

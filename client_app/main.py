@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 def contract(context: Context) -> tuple[Wire, Mapping[str, Layout]]:
     """What the run's method lets leave this client."""
-    session = open_session(context)
-    return session.settings.wire, session.learner.parts
+    _, wire, parts = _open(context)
+    return wire, parts
 
 
 app = ClientApp(mods=[make_guard(contract, lambda context: name_of(context.node_config))])

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from server_app.rounds import Outcome, Plan, RunFailed, exchange
-from strategies.adapter import word_of
+from strategies.adapter import OWN_ERROR, word_of
 from strategies.seeds import derive_seed
 from strategies.wire import HELLO, WireViolation, unpack_hello
 
@@ -120,8 +120,8 @@ class Roster:
         if reply.has_error() and reply.error.code in NOT_THE_CLIENT and not self._started:
             return  # it left before it answered; if it comes back, it is asked again
         if not reply.has_content():
-            reason = reply.error.reason or ""
-            text = reason.split(":", 2)[-1].strip() if reason.startswith("fedhearth:") else f"Flower says {word_of(reply.error.code)}"
+            own = OWN_ERROR.fullmatch(reply.error.reason or "")
+            text = own[2].strip() if own else f"Flower says {word_of(reply.error.code)}"
             raise CannotStart(f"a client cannot take part: {text}")
         try:
             said = unpack_hello(reply.content)

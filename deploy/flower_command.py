@@ -27,20 +27,21 @@ GRACE = 10.0
 
 @dataclass(frozen=True)
 class FlowerCommand:
-    """``words`` to run; ``settings`` is what its environment has beyond ours."""
+    """``words`` to run; ``settings`` is what its environment has beyond ours; ``ahead`` is searched for commands first."""
 
     words: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
+    ahead: tuple[str, ...] = ()
 
     @property
     def environment(self) -> dict[str, str]:
         """Ours, with ``settings``, and the folder of Flower's commands on the path: they start one another by name."""
-        return {**os.environ, **self.settings, "PATH": os.pathsep.join([scripts(), os.environ.get("PATH", "")])}
+        return {**os.environ, **self.settings, "PATH": os.pathsep.join([*self.ahead, scripts(), os.environ.get("PATH", "")])}
 
     def shown(self) -> str:
         """For a POSIX shell, one item a line."""
         settings = [f"{key}={shlex.quote(value)}" for key, value in self.settings.items()]
-        first = [f'PATH={shlex.quote(scripts())}:"$PATH"', *settings, shlex.quote(self.words[0])]
+        first = [f'PATH={shlex.quote(os.pathsep.join([*self.ahead, scripts()]))}:"$PATH"', *settings, shlex.quote(self.words[0])]
         return " \\\n  ".join([*first, *_options(self.words[1:])])
 
     def start(self, **more: Any) -> subprocess.Popen[bytes]:
@@ -52,16 +53,18 @@ class FlowerCommand:
 def flower_command(name: str, *words: str, home: Path, **settings: str) -> FlowerCommand:
     """Flower's command ``name``, at home in the folder ``home``, with quick transfers, and calling nobody.
 
-    Raises
-    ------
-    ConfigError
-        If Flower is not installed beside this Python.
+    Raises ``ConfigError`` as ``flower_path`` does.
     """
+    home.mkdir(parents=True, exist_ok=True)
+    return FlowerCommand((flower_path(name), *words), {**OFFLINE, **TRANSFERS, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1", **settings})
+
+
+def flower_path(name: str) -> str:
+    """Where Flower's command ``name`` lies; ``ConfigError`` if it is not installed beside this Python."""
     found = shutil.which(name, path=os.pathsep.join([scripts(), os.environ.get("PATH", "")]))
     if found is None:
         raise ConfigError(f"the command {name!r} is missing; install flwr into the environment of this Python")
-    home.mkdir(parents=True, exist_ok=True)
-    return FlowerCommand((found, *words), {**OFFLINE, **TRANSFERS, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1", **settings})
+    return found
 
 
 def scripts() -> str:

@@ -17,13 +17,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from deploy.flower_command import FlowerCommand, end, flower_command
+from deploy.flower_command import FlowerCommand, end, flower_command, flower_path
 from deploy.launch import locked
 from deploy.reach import look, split_address
 from deploy.simulate import free_ports
+from deploy.warm import COMMAND, WarmClients, usable
 from strategies.config import ConfigError, check_site_name
 
 # Flower's own default is a look every second
@@ -52,6 +55,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads; default: 1")
     parser.add_argument("--module-path", type=Path, default=Path(), metavar="DIR", help="where module:function is found; default: here")
     parser.add_argument("--partition", metavar="I/N", help="for trying things out: this site is part I (from 0) of a data set divided in N")
+    parser.add_argument("--cold", action="store_true", help="start every client process from nothing: seconds slower a message, some "
+                                                            "hundred MB less memory between messages")
     parser.add_argument("--insecure", action="store_true", help="the SuperLink was started with --insecure")
     parser.set_defaults(run=run)
 
@@ -75,8 +80,11 @@ def run(options: argparse.Namespace) -> int:
         found = look(options.superlink, ca)
         if found.hopeless:
             raise ConfigError(found.text)
-        return Supervision(options.site, options.superlink, ca, lock).run(
-            lambda: supernode_command(options.superlink, ca, key, config, own / "flower", settings))
+        command = partial(supernode_command, options.superlink, ca, key, config, own / "flower", settings)
+        ahead: tuple[str, ...] = ()
+        if usable() and not options.cold:
+            ahead = (str(held.enter_context(WarmClients(own, flower_path(COMMAND), command().settings)).scripts),)
+        return Supervision(options.site, options.superlink, ca, lock).run(lambda: replace(command(), ahead=ahead))
 
 
 def node_config(options: argparse.Namespace) -> str:

@@ -38,7 +38,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "resnet18-float16": {"model": "resnet18", "width": 64, "wire-dtype": "float16"},
     "huge": {"model": "benchmarks.deploy.rounds:huge_encoder", "momentum": 0.0, "bn": "average"},
 }
-KINDS = {"server app": "flwr-serverapp", "superlink": "flower-superlink", "supernode": "flower-supernode", "client app": "flwr-clientapp"}
+KINDS = {"server app": "flwr-serverapp", "superlink": "flower-superlink", "supernode": "flower-supernode", "client app": "deploy/warm.py"}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import subprocess
@@ -14,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_app.local import store as store_module
-from client_app.local.store import LocalStore, StateLost, StoreBusy, StoreError, StoreFull
+from client_app.local import slot_file
+from client_app.local.store import LocalStore, StateLost, StoreBusy, StoreError, StoreFull, read_export
 
 ROOT = Path(__file__).parent.parent
 SECRET = "site-of-dr-who"
@@ -114,7 +115,7 @@ def test_damage_is_state_lost(opened: LocalStore, damage: str) -> None:
         "emptied": b"",
         "garbage": random.Random(0).randbytes(400),
         "other round": (opened.location / "v1.safetensors").read_bytes(),
-        "no metadata": store_module.save({"head/bias": np.zeros(4)}),
+        "no metadata": slot_file.save({"head/bias": np.zeros(4)}),
     }
     path.write_bytes(contents[damage])
     assert_tells_nothing(pytest.raises(StateLost, opened.load, 2).value, opened)
@@ -175,7 +176,7 @@ def test_a_disk_that_refuses_to_read_is_not_lost_state(
 ) -> None:
     opened.commit(1, slots_of(1), base=0)
 
-    monkeypatch.setattr(store_module, "safe_open", refusing(errno.EACCES))
+    monkeypatch.setattr(slot_file, "safe_open", refusing(errno.EACCES))
     with pytest.raises(StoreError, match="Permission denied") as caught:
         opened.load(1)
     assert type(caught.value) is StoreError
@@ -281,6 +282,24 @@ def test_the_personal_model_outlives_the_rounds(opened: LocalStore) -> None:
         pytest.raises(ValueError, opened.export, name, slots_of(9)).match("export's name")
     (opened.location / "personal.safetensors").write_bytes(b"garbage")
     pytest.raises(StoreError, opened.exported, "personal").match("damaged; export it again")
+
+
+def test_what_an_export_says_of_itself_is_part_of_it(opened: LocalStore, tmp_path: Path) -> None:
+    """In one file with the numbers, so that both are replaced in one step, and under one checksum; beside it for people."""
+    facts = {"classes": ["ä", "\x00"], "served": 1 / 3, "round": 2}
+    opened.export("personal", slots_of(9), facts)
+    copy = tmp_path / "elsewhere.safetensors"
+    copy.write_bytes((opened.location / "personal.safetensors").read_bytes())
+    slots, told = read_export(copy)
+    assert_same(slots, slots_of(9))
+    assert told == facts == json.loads((opened.location / "personal.json").read_text(encoding="utf-8"))
+    copy.write_bytes(copy.read_bytes().replace(b"0.333", b"0.999"))
+    pytest.raises(StoreError, read_export, copy).match("damaged")
+    pytest.raises(FileNotFoundError, read_export, tmp_path / "nothing")
+    pytest.raises(ValueError, opened.export, "personal", slots_of(8), {"served": float("nan")})
+    assert_same(opened.exported("personal"), slots_of(9))
+    opened.export("bare", slots_of(9))
+    assert read_export(opened.location / "bare.safetensors")[1] == {} and not (opened.location / "bare.json").exists()
 
 
 @pytest.mark.parametrize("bad", [np.array(["x"]), np.array([None]), np.zeros(2, np.complex64), 1.5])

@@ -11,37 +11,27 @@ reach the server.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+
+from client_app.local.durable import TORN, StoreError, StoreFull, errors_without_paths, make_durable_directory, replace_durably
+from client_app.local.slot_file import Damaged, read_slots, write_slots
+
+__all__ = ["LocalStore", "StateLost", "StoreBusy", "StoreError", "StoreFull", "read_export"]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _VERSION = re.compile(r"v([1-9][0-9]*)")
 _SUFFIX = ".safetensors"
-# safetensors' own temporary files begin the same way
-_TORN = ".tmp"
-
-
-class StoreError(RuntimeError):
-    """This site's state cannot be used; the message says what to do."""
 
 
 class StoreBusy(StoreError):
     """Another process holds this site's state."""
-
-
-class StoreFull(StoreError):
-    """The disk has no room for the new version; the versions before it are untouched."""
 
 
 class StateLost(StoreError):
@@ -79,15 +69,15 @@ class LocalStore:
         return self._location
 
     def __enter__(self) -> LocalStore:
-        with _errors_without_paths():
-            _make_durable_directory(self._location)
+        with errors_without_paths():
+            make_durable_directory(self._location)
             try:
                 self._lock.acquire()
             except Timeout:
                 raise StoreBusy(
                     "another process is using this site's state; stop it or give each site its own name"
                 ) from None
-            for torn in self._location.glob(f"{_TORN}*"):
+            for torn in self._location.glob(f"{TORN}*"):
                 torn.unlink(missing_ok=True)
         return self
 
@@ -104,12 +94,15 @@ class LocalStore:
         if acked == 0:
             return None
         try:
-            return self._read(f"v{acked}", str(acked))
-        except (FileNotFoundError, _Damaged):
+            slots, meta = read_slots(self._path(f"v{acked}"))
+            if meta.get("round") != str(acked):
+                raise Damaged
+        except (FileNotFoundError, Damaged):
             raise StateLost(
                 "this site's state of the last acknowledged round is missing or damaged; "
                 "this site starts again from the initial state"
             ) from None
+        return slots
 
     def commit(self, round_number: int, slots: Mapping[str, Mapping[str, np.ndarray]], base: int) -> None:
         """Makes ``slots`` the version of ``round_number`` and forgets all others but that of ``base``.
@@ -123,67 +116,56 @@ class LocalStore:
         self._require_lock()
         if not 0 <= base < round_number:
             raise ValueError("a commit needs 0 <= base < round_number: base is the round it continued from")
-        self._write(f"v{round_number}", slots, {"round": str(round_number), "base": str(base)})
-        with _errors_without_paths():
+        write_slots(self._path(f"v{round_number}"), slots, {"round": str(round_number), "base": str(base)})
+        with errors_without_paths():
             for old in set(self.versions()) - {round_number, base}:
-                (self._location / f"v{old}{_SUFFIX}").unlink(missing_ok=True)
+                self._path(f"v{old}").unlink(missing_ok=True)
 
     def versions(self) -> tuple[int, ...]:
         """The rounds whose version is on disk, in ascending order, sound or not."""
         found = (_VERSION.fullmatch(path.stem) for path in self._location.glob(f"v*{_SUFFIX}"))
         return tuple(sorted(int(match[1]) for match in found if match))
 
-    def export(self, name: str, slots: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-        """Keeps ``slots`` as ``<name>.safetensors`` (the finished personal model), whatever rounds follow."""
+    def export(self, name: str, slots: Mapping[str, Mapping[str, np.ndarray]], facts: Mapping[str, Any] | None = None) -> None:
+        """Keeps ``slots`` as ``<name>.safetensors`` (the finished personal model), whatever rounds follow.
+
+        ``facts``, which JSON can hold, say what the model is. They lie in the same file, so that both are replaced in one
+        step, and as ``<name>.json`` beside it for people and other programs.
+        """
         self._require_lock()
-        self._write(_require_export_name(name), slots, {})
+        path = self._path(_require_export_name(name))
+        write_slots(path, slots, {} if facts is None else {"facts": json.dumps(facts, allow_nan=False)})
+        if facts is not None:
+            with errors_without_paths():
+                replace_durably(path.with_name(f"{name}.json"), json.dumps(facts, ensure_ascii=False, indent=1).encode())
 
     def exported(self, name: str) -> dict[str, dict[str, np.ndarray]] | None:
-        """What `export` kept under ``name``, None if it never did. Needs no lock."""
+        """The slots that `export` kept under ``name``, None if it never did. Needs no lock."""
         try:
-            return self._read(_require_export_name(name))
+            return read_export(self._path(_require_export_name(name)))[0]
         except FileNotFoundError:
             return None
-        except _Damaged:
-            raise StoreError("this exported model is damaged; export it again") from None
 
     def _require_lock(self) -> None:
         if not self._lock.is_locked:
             raise StoreError("this site's state is not open; use `with LocalStore(...) as store`")
 
-    def _write(self, stem: str, slots: Mapping[str, Mapping[str, np.ndarray]], meta: dict[str, str]) -> None:
-        arrays = {
-            slot: {name: _plain(array) for name, array in tensors.items()} for slot, tensors in slots.items()
-        }
-        if any("/" in slot for slot in arrays):
-            raise ValueError("a slot's name must not contain a slash")
-        # the order is kept too, since sums over a mapping depend on it and safetensors sorts
-        meta["index"] = json.dumps({slot: list(tensors) for slot, tensors in arrays.items()})
-        meta["crc32"] = str(_checksum(meta, arrays))
-        flat = {f"{slot}/{name}": array for slot, named in arrays.items() for name, array in named.items()}
-        with _errors_without_paths():
-            _replace_durably(self._location / f"{stem}{_SUFFIX}", save(flat, metadata=meta))
-
-    def _read(self, stem: str, round_number: str | None = None) -> dict[str, dict[str, np.ndarray]]:
-        with _errors_without_paths(missing_is_own_case=True):
-            try:
-                with safe_open(self._location / f"{stem}{_SUFFIX}", framework="numpy") as file:
-                    meta: dict[str, str] = file.metadata() or {}
-                    index: dict[str, list[str]] = json.loads(meta["index"])
-                    arrays = {
-                        slot: {name: file.get_tensor(f"{slot}/{name}") for name in names}
-                        for slot, names in index.items()
-                    }
-                sound = meta.pop("crc32") == str(_checksum(meta, arrays))
-            except (SafetensorError, KeyError, ValueError, TypeError, AttributeError):
-                raise _Damaged from None
-        if not sound or meta.get("round") != round_number:
-            raise _Damaged
-        return arrays
+    def _path(self, stem: str) -> Path:
+        return self._location / f"{stem}{_SUFFIX}"
 
 
-class _Damaged(Exception):
-    """A file is there, but is not what was written."""
+def read_export(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+    """The slots and the facts of a file that `LocalStore.export` wrote, wherever it has been copied to.
+
+    The facts are empty if none were given. Raises ``FileNotFoundError``, and `StoreError` for a damaged file or one that the
+    disk refuses to read.
+    """
+    try:
+        slots, meta = read_slots(path)
+        facts = json.loads(meta.get("facts", "{}"))
+    except (Damaged, ValueError):
+        raise StoreError("this exported model is damaged; export it again") from None
+    return slots, facts
 
 
 def _require_name(what: str, name: str) -> None:
@@ -196,75 +178,3 @@ def _require_export_name(name: str) -> str:
     if name.startswith(".") or _VERSION.fullmatch(name):
         raise ValueError("the export's name must not start with a dot or look like a version")
     return name
-
-
-def _plain(array: np.ndarray) -> np.ndarray:
-    """``array`` as safetensors needs it, without a copy if it is so already.
-
-    safetensors writes the memory as it lies: an array that is not contiguous would be saved wrongly,
-    and without an error.
-    """
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise TypeError("a slot holds numpy arrays of float, integer or boolean numbers of at most 64 bits")
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-
-
-def _checksum(meta: Mapping[str, str], arrays: Mapping[str, Mapping[str, np.ndarray]]) -> int:
-    """crc32 over the numbers and over what gives them their meaning: names, order, dtypes, shapes, round."""
-    shapes = [[array.dtype.name, array.shape] for tensors in arrays.values() for array in tensors.values()]
-    crc = zlib.crc32(json.dumps([sorted(meta.items()), shapes]).encode())
-    for tensors in arrays.values():
-        for array in tensors.values():
-            crc = zlib.crc32(array.data, crc)
-    return crc
-
-
-def _make_durable_directory(directory: Path) -> None:
-    if directory.is_dir():
-        return
-    # only the site's own user may look inside
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for parent in list(directory.parents)[:2]:
-        _sync_directory(parent)
-
-
-def _replace_durably(path: Path, content: bytes) -> None:
-    """``path`` holds its former content or all of the new one, whenever the machine stops."""
-    torn = path.with_name(f"{_TORN}-{path.name}")
-    try:
-        with torn.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(torn, path)
-        _sync_directory(path.parent)
-    except BaseException:
-        torn.unlink(missing_ok=True)
-        raise
-
-
-def _sync_directory(directory: Path) -> None:
-    # Windows can neither open nor sync a directory
-    if os.name == "nt":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _errors_without_paths(missing_is_own_case: bool = False) -> Iterator[None]:
-    """Turns an ``OSError``, whose text carries a path, into a `StoreError` that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if missing_is_own_case and isinstance(error, FileNotFoundError):
-            raise
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise StoreFull("the disk of this site's state is full; free some space, then go on") from None
-        reason = os.strerror(error.errno) if error.errno else "unknown reason"
-        raise StoreError(
-            f"this site's state cannot be read or written ({reason}); check the disk and its permissions"
-        ) from None

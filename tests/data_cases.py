@@ -21,6 +21,8 @@ class FakeNode:
     index: int = 0
     count: int = 1
     data: str = ""
+    state_dir: Path = Path()
+    simulated: bool = True
 
 
 def node(index: int, count: int) -> FakeNode:

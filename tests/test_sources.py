@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import pickle
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from client_app.data import DataError, manifest, open_data
+from client_app.data.reading import Reading
 from client_app.data.sources import Source, load_source, origin_of
 from strategies.config import RunConfig
 from tests.data_cases import FakeNode, node, write_npz
@@ -55,6 +57,37 @@ def test_npz_floats_become_float32_as_they_are(tmp_path: Path, dtype: str) -> No
     images = np.full((12, 4, 4), 0.25, dtype)
     source = load_source(origin_of(write_npz(tmp_path / "a.npz", ("x_test", "y_test"), x_train=images)))
     assert str(source.images.dtype) == "float32" and (source.images == 0.25).all()
+
+
+def test_npz_columns_become_text(tmp_path: Path) -> None:
+    columns = {"domain": np.array(list("abc") * 6), "client": np.arange(18)}
+    source = load_source(origin_of(write_npz(tmp_path / "a.npz", **columns)))
+    assert source.meta["domain"].tolist() == list("abc") * 6 and source.meta["client"].tolist() == [str(n) for n in range(18)]
+    assert not source.meta["client"].flags.writeable
+    for wrong in ({"domain": np.zeros(12, int)}, {"client": np.zeros(18)}):
+        with pytest.raises(DataError, match=f"key `{next(iter(wrong))}`: expected one text or whole number a sample"):
+            load_source(origin_of(write_npz(tmp_path / f"{next(iter(wrong))}.npz", **wrong)))
+
+
+def test_images_in_memory_are_scaled_when_they_are_asked_for(tmp_path: Path) -> None:
+    digits = load_source(origin_of("digits"))
+    assert load_source(origin_of("digits", Reading(image_size=8, channels=1))).images.shape == digits.images.shape
+    scaled = load_source(origin_of("digits", Reading(image_size=4, channels=3)))
+    assert scaled.image_shape == (3, 4, 4) and len(scaled) == 1797 and scaled.classes == digits.classes
+    taken = scaled.take(np.array([5, 0])).images
+    assert taken.shape == (2, 3, 4, 4) and taken.dtype == np.uint8 and (taken[:, 0] == taken[:, 2]).all()
+    np.testing.assert_allclose(taken.mean(), digits.take(np.array([5, 0])).images.mean(), atol=5)
+    data = open_data(RunConfig(image_size=4), node(0, 20))
+    assert data.input_shape == (1, 4, 4)
+    floats = write_npz(tmp_path / "a.npz", ("x_test", "y_test"), x_train=np.zeros((12, 4, 4), np.float32))
+    with pytest.raises(DataError, match="image-size and channels can change uint8 images of 1 or 3 channels alone"):
+        load_source(origin_of(floats, Reading(image_size=8)))
+
+
+def test_a_start_without_files_loads_neither_pillow_nor_pyarrow() -> None:
+    code = ("import sys, client_app.data as d, strategies.config as c, tests.data_cases as t; d.open_data(c.RunConfig(), t.node(0, 20)); "
+            "sys.exit(bool({'PIL', 'pyarrow', 'datasets', 'torchvision', 'torch'} & set(sys.modules)))")
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1]).returncode == 0
 
 
 def test_npz_without_names_counts_classes(tmp_path: Path) -> None:
@@ -115,7 +148,7 @@ def test_a_damaged_npz_is_refused(tmp_path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("spec", ["mnist", "", "npz:", "cifar10"])
 def test_an_unknown_dataset_names_the_known_ones(spec: str) -> None:
-    with pytest.raises(DataError, match=r"digits, cifar10:FOLDER, npz:FILE or module:function"):
+    with pytest.raises(DataError, match="digits, folder:PATH, table:FILE, npz:FILE, .* or module:function"):
         open_data(RunConfig(dataset=spec), node(0, 20))
 
 
@@ -223,5 +256,7 @@ def test_a_loader_that_is_not_there_is_refused() -> None:
 
 
 def test_a_source_checks_its_own_counts() -> None:
+    with pytest.raises(DataError, match="as many entries in every further column"):
+        Source(np.zeros((2, 1, 2, 2), np.uint8), np.zeros(2, int), ("a",), 2, {"domain": np.array(["x"])})
     with pytest.raises(DataError, match="got none"):
         Source(np.zeros((2, 1, 2, 2), np.uint8), np.zeros(2, int), ("a",), train_count=0)

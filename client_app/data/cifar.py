@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from client_app.data.client_data import DataError
-from client_app.data.sources import Source
+from client_app.data.source import Source
 
 
 def load(where: str) -> Source:

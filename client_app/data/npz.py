@@ -1,7 +1,8 @@
 """A user's own images in one ``.npz`` file (``numpy.savez``).
 
 Keys: ``x_train`` and ``y_train``; optionally ``x_test`` and ``y_test`` (both or neither), and
-``class_names`` (C,) text. Without ``class_names`` the classes are "0".."C-1" with C one above the largest
+``class_names`` (C,) text; also ``domain`` and ``client``, one text or whole number a sample, for the training and then
+the test samples. Without ``class_names`` the classes are "0".."C-1" with C one above the largest
 label; a site whose file lacks the last classes of the federation must therefore name them.
 
 Images (our rules): uint8 stays, any float becomes float32 and is used as it is, other types are refused.
@@ -18,12 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from client_app.data.client_data import DataError
-from client_app.data.sources import Source
+from client_app.data.source import Source
 
 # what numpy and zipfile raise on a truncated, foreign or pickled file; TypeError: a bare .npy has no keys
 DAMAGE = (OSError, ValueError, EOFError, RuntimeError, TypeError, zipfile.BadZipFile, zlib.error)
 MOST_UNNAMED = 100_000  # classes; a larger label is a mistake, and a name for each would fill the memory
-KEYS = ("x_train", "y_train", "x_test", "y_test", "class_names")
+META = ("domain", "client")
+KEYS = ("x_train", "y_train", "x_test", "y_test", "class_names", *META)
 
 
 def load(where: str) -> Source:
@@ -67,7 +69,8 @@ def _source(arrays: dict[str, np.ndarray]) -> Source:
     parts = [_samples(arrays, part) for part in ("train", "test") if f"x_{part}" in arrays]
     images = _pooled([images for images, _ in parts])
     labels = np.concatenate([labels for _, labels in parts])
-    return Source(images, labels, _class_names(arrays, labels), len(parts[0][1]))
+    meta = {key: _column(arrays[key], key, len(labels)) for key in META if key in arrays}
+    return Source(images, labels, _class_names(arrays, labels), len(parts[0][1]), meta)
 
 
 def _samples(arrays: dict[str, np.ndarray], part: str) -> tuple[np.ndarray, np.ndarray]:
@@ -106,6 +109,12 @@ def _pooled(parts: list[np.ndarray]) -> np.ndarray:
         raise DataError("keys `x_train` and `x_test`: expected images of one shape and one type")
     pool = np.empty((sum(len(part) for part in parts), *first.shape[1:]), first.dtype)
     return np.concatenate(parts, out=pool)
+
+
+def _column(values: np.ndarray, key: str, count: int) -> np.ndarray:
+    if values.shape != (count,) or values.dtype.kind not in "Uiu":
+        raise DataError(f"key `{key}`: expected one text or whole number a sample, for the training and then the test samples")
+    return values.astype(np.str_)
 
 
 def _class_names(arrays: dict[str, np.ndarray], labels: np.ndarray) -> tuple[str, ...]:

@@ -1,30 +1,41 @@
-"""Where samples come from, by name: ``digits``, ``cifar10:FOLDER``, ``npz:FILE``, ``module:function``.
+"""Where samples come from, by name: ``digits``, ``folder:PATH``, ``table:FILE``, ``npz:FILE``, ``cifar10:FOLDER``,
+``torchvision:NAME@ROOT``, ``hub:NAME`` or ``module:function``.
 
-The first three are a ``Source``: one pool of samples that a simulation divides among clients, or that is
+All but the last are a ``Source``: one pool of samples that a simulation divides among clients, or that is
 one site's own data as a whole. ``module:function`` is the user's own ``load(node, seed) -> ClientData`` and
 is never divided here. Readers are imported on first use, since scikit-learn and torchvision take seconds. A
-new kind of source is a function ``load(where) -> Source`` and one line in ``READERS``.
+new kind of source is a function ``load(where, reading) -> Source`` and one line in ``FROM_FILES``.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from client_app.data.client_data import ClientData, DataError, Split, check_label_range
+from client_app.data.client_data import ClientData, DataError
 from client_app.data.partition import PartitionError
+from client_app.data.place import changed, divided
+from client_app.data.reading import Reading
+from client_app.data.source import Source
 
-READERS = {
+# kind -> its reader; those in memory take the place alone, the others also how files are read
+IN_MEMORY = {
     "digits": "client_app.data.digits:load",
     "cifar10": "client_app.data.cifar:load",
     "npz": "client_app.data.npz:load",
 }
-EXPECTED = "digits, cifar10:FOLDER, npz:FILE or module:function"
+FROM_FILES = {
+    "folder": "client_app.data.folder:load",
+    "table": "client_app.data.table:load",
+    "torchvision": "client_app.data.torchvision_set:load",
+    "hub": "client_app.data.hub:load",
+}
+READERS = IN_MEMORY | FROM_FILES
+EXPECTED = "digits, folder:PATH, table:FILE, npz:FILE, cifar10:FOLDER, torchvision:NAME@ROOT, hub:NAME or module:function"
 
 
 class DataNode(Protocol):
@@ -38,48 +49,19 @@ class DataNode(Protocol):
     def count(self) -> int: ...
     @property
     def data(self) -> str: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """One pool of samples; a sample's id is its position in it.
-
-    Attributes
-    ----------
-    images : (n, channels, H, W) uint8 or finite float32.
-    labels : (n,) int64 in 0..C-1.
-    classes : (C,) names.
-    train_count : the first ``train_count`` samples are the official training set, the rest the official test
-        set (none: ``train_count == n``).
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    classes: tuple[str, ...]
-    train_count: int
-
-    def __post_init__(self) -> None:
-        pool = Split(self.images, self.labels, np.arange(len(self.images))).read_only()
-        check_label_range(pool.labels, len(self.classes))
-        if not 1 <= self.train_count <= len(pool):
-            raise DataError("expected at least one training sample, got none")
-        object.__setattr__(self, "images", pool.images)
-        object.__setattr__(self, "labels", pool.labels)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, indices: np.ndarray) -> Split:
-        """A copy of the samples at ``indices`` (k,)."""
-        return Split(self.images[indices], self.labels[indices], indices)
+    @property
+    def state_dir(self) -> Path: ...
+    @property
+    def simulated(self) -> bool: ...
 
 
 class Origin(NamedTuple):
-    """A source as a cache key: a file that was written anew is another source."""
+    """A source as a cache key: a file that was written anew is another source, and so is one read in another way."""
 
     spec: str
     modified_ns: int
     size: int
+    reading: Reading = Reading()
 
 
 def is_loader(spec: str) -> bool:
@@ -87,14 +69,9 @@ def is_loader(spec: str) -> bool:
     return ":" in spec and spec.partition(":")[0] not in READERS
 
 
-def origin_of(spec: str) -> Origin:
+def origin_of(spec: str, reading: Reading = Reading()) -> Origin:  # noqa: B008  (frozen)
     """The cache key of ``spec``, a built-in source."""
-    where = spec.partition(":")[2]
-    try:
-        status = Path(where).expanduser().stat() if where else None
-    except OSError:
-        status = None  # the reader says what is wrong
-    return Origin(spec, status.st_mtime_ns, status.st_size) if status else Origin(spec, 0, 0)
+    return Origin(spec, *changed(divided(spec)[1]), reading)
 
 
 # Only memoisation: another worker, or a restarted one, reads the same samples again.
@@ -114,7 +91,10 @@ def load_source(origin: Origin) -> Source:
         raise DataError("`digits` comes with this program and takes no place; write `digits` alone")
     if kind != "digits" and not where:
         raise DataError(f"expected a place after `{kind}:`, got none; write {EXPECTED}")
-    return _resolve(READERS[kind])(where)
+    source = _resolve(READERS[kind])(where, origin.reading) if kind in FROM_FILES else _resolve(READERS[kind])(where)
+    if isinstance(source.images, np.ndarray) and (origin.reading.image_size or origin.reading.channels):
+        return _resolve("client_app.data.file_source:converted")(source, origin.reading)
+    return source
 
 
 def load_by_function(spec: str, node: DataNode, seed: int) -> ClientData:

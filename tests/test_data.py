@@ -31,11 +31,12 @@ from client_app.data.simulated import indices_of, plan_of
 from client_app.data.sources import load_source, origin_of
 from client_app.node import client_name
 from strategies.config import RunConfig
+from strategies.partition_names import NAMES
 from strategies.seeds import derive_seed
 from strategies.split_hash import combined_hash
 from tests.data_cases import FakeNode, node, split, write_npz
 
-PARTITIONS = ("iid", "label-subset", "dirichlet", "rotation")
+PARTITIONS = ("iid", "label-subset", "dirichlet", "rotation", "quantity", "rotation+label-subset", "rotation+dirichlet")
 REAL_DATA = "FEDHEARTH_DATA"
 
 
@@ -128,13 +129,14 @@ def test_a_data_error_travels_with_its_path_apart() -> None:
 
 
 @pytest.mark.parametrize("test_split", ["own", "official"])
-@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("partition", [name for name in NAMES if "natural" not in name])
 def test_open_data_and_manifest_agree(tmp_path: Path, partition: str, test_split: str) -> None:
     rng = np.random.default_rng(0)
     spec = write_npz(
         tmp_path / "a.npz", ("class_names",),
         x_train=rng.integers(0, 256, (120, 4, 4), np.uint8), y_train=np.arange(120) % 6,
         x_test=rng.integers(0, 256, (60, 4, 4), np.uint8), y_test=np.arange(60) % 6,
+        domain=np.repeat(["lab", "ward"], 90)[rng.permutation(180)],
     )
     config = RunConfig(dataset=spec, partition=partition, clients=5, alpha=0.5, test_split=test_split)
     record = manifest(config)
@@ -143,7 +145,8 @@ def test_open_data_and_manifest_agree(tmp_path: Path, partition: str, test_split
     assert record["hash"] == combined_hash(dict(reversed(digests.items())))
     ids = np.concatenate([part.ids for data in clients for part in (data.train, data.test)])
     assert len(np.unique(ids)) == len(ids) == 180 - record["unused"]
-    assert record["unused"] == 0
+    # two or three clients of two classes each cannot cover a domain's six
+    assert (record["unused"] == 0) == ("domain" not in partition or "label-subset" not in partition)
     for index, data in enumerate(clients):
         name = client_name(index)
         assert record["train"][name] == data.class_counts().tolist()
@@ -152,7 +155,7 @@ def test_open_data_and_manifest_agree(tmp_path: Path, partition: str, test_split
         assert np.isin(data.test.labels, data.train.labels).all()
         if test_split == "official":
             assert (data.train.ids < 120).all() and (data.test.ids >= 120).all()
-        else:
+        elif "dirichlet" not in partition and "domain" not in partition:  # there, a stratum of one is only trained on
             assert len(data.test) == round(0.25 * (len(data.train) + len(data.test)))
     assert json.loads(json.dumps(record)) == record
 
@@ -161,6 +164,70 @@ def test_unused_counts_the_classes_nobody_holds(tmp_path: Path) -> None:
     spec = write_npz(tmp_path / "a.npz")
     config = RunConfig(dataset=spec, partition="label-subset", clients=2, classes_per_client=1)
     assert manifest(config)["unused"] == 6  # one of three classes, 18 samples in all
+
+
+def ward_and_lab(path: Path, **changes: Any) -> str:
+    """12 training images of the owners a, b, c and a; 6 test images of a, b, b, c, c and c; all but owner c are of the ward."""
+    train, test = np.repeat(["a", "b", "c", "a"], 3), np.array(["a", "b", "b", "c", "c", "c"])
+    owners = np.concatenate([train, test])
+    return write_npz(path, y_train=np.zeros(12, int), y_test=np.zeros(6, int), class_names=np.array(["only"]),
+                     **{"client": owners, "domain": np.where(owners == "c", "lab", "ward"), **changes})
+
+
+def test_domains_group_their_clients_and_keep_their_official_tests(tmp_path: Path) -> None:
+    config = RunConfig(dataset=ward_and_lab(tmp_path / "a.npz"), partition="domain", clients=3, test_split="official")
+    record = manifest(config)
+    # lab: client 0 and 2 divide its 3 and 3; ward: client 1 has all 9 and 3
+    assert record["groups"] == {"client-000": "lab", "client-001": "ward", "client-002": "lab"}
+    assert record["domains"] == {"client-000": {"lab": sum(record["train"]["client-000"] + record["test"]["client-000"])},
+                                 "client-001": {"ward": 12},
+                                 "client-002": {"lab": sum(record["train"]["client-002"] + record["test"]["client-002"])}}
+    assert (record["train"]["client-001"], record["test"]["client-001"]) == ([9], [3])
+    assert sorted(record["train"][c][0] for c in ("client-000", "client-002")) == [1, 2]
+    assert record["unused"] == 0 and "natural" not in record
+    assert open_data(config, node(1, 3)).group == "ward"
+
+
+def test_natural_clients_keep_their_own_official_tests(tmp_path: Path) -> None:
+    config = RunConfig(dataset=ward_and_lab(tmp_path / "a.npz"), partition="natural", clients=3, test_split="official")
+    record = manifest(config)
+    assert record["natural"] == {"client-000": "a", "client-001": "b", "client-002": "c"}
+    assert list(record["train"].values()) == [[6], [3], [3]] and list(record["test"].values()) == [[1], [2], [3]]
+    assert set(record["groups"].values()) == {""}
+    two = manifest(replace(config, clients=2))
+    left_out = ({"a", "b", "c"} - set(two["natural"].values())).pop()
+    assert two["unused"] == {"a": 7, "b": 5, "c": 6}[left_out]
+
+
+def test_rotation_goes_on_top_of_any_division(tmp_path: Path) -> None:
+    plain, on_top = (RunConfig(partition=partition, alpha=0.5) for partition in ("dirichlet", "rotation+dirichlet"))
+    for index in (0, 5):
+        data, turned = (open_data(config, node(index, 20)) for config in (plain, on_top))
+        np.testing.assert_array_equal(data.train.ids, turned.train.ids)
+        np.testing.assert_array_equal(np.rot90(data.test.images, index % 4, axes=(2, 3)), turned.test.images)
+        assert (data.group, turned.group) == ("", str(90 * (index % 4)))
+    both = manifest(RunConfig(dataset=ward_and_lab(tmp_path / "a.npz"), partition="rotation+domain", clients=3))
+    assert list(both["groups"].values()) == ["lab/0", "ward/90", "lab/180"]
+
+
+def test_the_hash_covers_who_is_held_out() -> None:
+    config = RunConfig(held_out=0.2)
+    record, nobody = manifest(config), manifest(replace(config, held_out=0.0))
+    assert len(record["held_out"]) == 4 and record["held_out"] == sorted(record["held_out"])
+    assert set(record["held_out"]) < set(record["train"]) and nobody["held_out"] == []
+    assert {**record, "held_out": [], "hash": ""} == {**nobody, "hash": ""}
+    assert record["hash"] != nobody["hash"]
+    assert manifest(config)["held_out"] == record["held_out"] != manifest(replace(config, seed=1))["held_out"]
+
+
+def test_the_flower_library_divides_by_name() -> None:
+    pytest.importorskip("flwr_datasets")
+    config = RunConfig(partition="rotation+flwr-datasets:ShardPartitioner?num_shards_per_partition=2", clients=8)
+    record = manifest(config)
+    assert record["unused"] == 1797 - 16 * 112 and record["groups"]["client-005"] == "90"
+    assert open_data(config, node(5, 8)).class_counts().tolist() == record["train"]["client-005"]
+    # two shards of labels in order: two classes, or three where a border runs through a shard
+    assert max(np.count_nonzero(counts) for counts in record["train"].values()) <= 4
 
 
 def test_seeds_are_named_by_purpose_and_client() -> None:
@@ -181,10 +248,10 @@ def test_twenty_clients_share_the_digits(partition: str) -> None:
     assert sizes.sum() == 1797 and record["unused"] == 0 and len(sizes) == 20
     if partition in ("iid", "rotation"):
         assert sorted(sizes) == [89] * 3 + [90] * 17
-    if partition == "label-subset":
+    if "label-subset" in partition:
         assert all(np.count_nonzero(counts) == 2 for counts in record["train"].values())
     groups = Counter(record["groups"].values())
-    assert groups == ({"0": 5, "90": 5, "180": 5, "270": 5} if partition == "rotation" else {"": 20})
+    assert groups == ({"0": 5, "90": 5, "180": 5, "270": 5} if "rotation" in partition else {"": 20})
 
 
 def test_rotation_turns_train_and_test_of_a_client() -> None:
@@ -226,6 +293,8 @@ def test_combined_hash_by_hand() -> None:
     expected = hashlib.sha256(b"client-000\taa\nclient-001\tbb\n").hexdigest()
     assert combined_hash({"client-001": "bb", "client-000": "aa"}) == expected
     assert combined_hash({"client-001": "aa", "client-000": "bb"}) != expected
+    outside = hashlib.sha256(b"client-000\taa\nclient-001\tbb\n\theld out\tclient-001\n").hexdigest()
+    assert combined_hash({"client-001": "bb", "client-000": "aa"}, ("client-001",)) == outside
 
 
 @pytest.mark.parametrize(("changes", "error", "expected"), [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.data.holdout import largest_remainder, official_test, split_train_test
+from client_app.data.holdout import largest_remainder, official_test, split_train_test, strata
 from client_app.data.partition import PartitionError, iid
 from tests.data_cases import label_vectors, labels_and_clients, rng, seeds
 
@@ -114,3 +114,17 @@ def test_no_official_test_images_give_empty_tests() -> None:
     tests = official_test(np.array([0, 1]), [np.array([0]), np.array([1])], np.empty(0, int), rng())
     assert [test.tolist() for test in tests] == [[], []]
     assert all(test.dtype == np.int64 for test in tests)
+
+
+def test_strata_tell_classes_apart_by_column() -> None:
+    labels = np.array([0, 1, 0, 2])
+    assert strata(labels, None) is labels
+    # two values of three possible classes: b's classes follow a's
+    assert strata(labels, np.array(["b", "a", "a", "b"])).tolist() == [3, 1, 0, 5]
+
+
+def test_official_tests_go_to_clients_of_their_domain() -> None:
+    column = np.array(["a", "a", "b", "b", "b", "b"])
+    matched = strata(np.zeros(10, int), np.concatenate([column, np.array(["a", "b", "b", "c"])]))
+    first, second, third = official_test(matched[:6], [np.array([0, 1]), np.array([2, 3]), np.array([4, 5])], matched[6:], rng())
+    assert first.tolist() == [0] and sorted([*second, *third]) == [1, 2] and len(second) == len(third) == 1

@@ -1,4 +1,4 @@
-"""Who gets which samples: exact tiny cases, properties over random labels, and every impossible split."""
+"""Even shares, label subsets and turned images: exact tiny cases, properties over random labels, every impossible split."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.data.partition import (
-    Partition,
-    PartitionError,
-    angle_of,
-    dirichlet,
-    iid,
-    label_subset,
-    rotation,
-    turned,
-)
+from client_app.data.partition import Partition, PartitionError, iid, label_subset
+from client_app.data.rotation import angle_of, turned
+from client_app.data.skewed import dirichlet, quantity
 from tests.data_cases import labels_and_clients, rng, seeds
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
@@ -27,7 +20,7 @@ PARTITIONS: dict[str, Partition] = {
     "iid": iid,
     "label-subset": partial(label_subset, classes_per_client=2),
     "dirichlet": partial(dirichlet, alpha=0.5),
-    "rotation": rotation,
+    "quantity": partial(quantity, alpha=0.5),
 }
 
 
@@ -47,8 +40,6 @@ def test_iid_is_disjoint_complete_and_even(case: tuple[np.ndarray, int], seed: i
     parts = iid(labels, {}, clients, rng(seed))
     assert_divides(parts, len(labels))
     assert {len(part) for part in parts} <= {len(labels) // clients, -(-len(labels) // clients)}
-    for part, other in zip(parts, rotation(labels, {}, clients, rng(seed)), strict=True):
-        np.testing.assert_array_equal(part, other)
 
 
 @few
@@ -118,31 +109,6 @@ def test_label_subset_one_class_each_gives_whole_classes() -> None:
     assert sorted(sorted(part.tolist()) for part in parts) == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-@few
-@given(labels_and_clients(each=2), st.sampled_from([0.05, 0.5, 5.0, 1e6]), seeds)
-def test_dirichlet_is_disjoint_complete_and_has_a_minimum(
-    case: tuple[np.ndarray, int], alpha: float, seed: int
-) -> None:
-    labels, clients = case
-    try:
-        parts = dirichlet(labels, {}, clients, rng(seed), alpha=alpha)
-    except PartitionError as error:
-        for part_of_advice in (f"alpha={alpha}", f"{clients} clients", "minimum of 2", "larger alpha"):
-            assert part_of_advice in str(error)
-        return
-    assert_divides(parts, len(labels))
-    assert min(len(part) for part in parts) >= 2
-
-
-def test_dirichlet_tends_to_equal_shares_for_a_huge_alpha_and_to_few_classes_for_a_small_one() -> None:
-    labels = balanced(10, 200)
-    counts = [np.bincount(labels[p], minlength=10) for p in dirichlet(labels, {}, 20, rng(), alpha=1e9)]
-    assert np.abs(np.array(counts) - 10).max() <= 1
-    skewed = dirichlet(labels, {}, 20, rng(), alpha=0.05)
-    top_two = [np.sort(np.bincount(labels[p], minlength=10))[-2:].sum() / len(p) for p in skewed]
-    assert np.mean(top_two) > 0.8
-
-
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_same_seed_same_indices_other_seed_others(name: str) -> None:
     labels = rng(7).integers(0, 10, 600)
@@ -184,20 +150,6 @@ def test_no_samples_are_refused(name: str) -> None:
 def test_more_or_fewer_classes_than_exist_are_refused(k: int) -> None:
     with pytest.raises(PartitionError, match=rf"classes-per-client in 1\.\.3, .* got {k}"):
         label_subset(balanced(3, 10), {}, 2, rng(), classes_per_client=k)
-
-
-@pytest.mark.parametrize("alpha", [0.0, -0.1, float("nan"), float("inf")])
-def test_alpha_must_be_positive_and_finite(alpha: float) -> None:
-    with pytest.raises(PartitionError, match="alpha above 0"):
-        dirichlet(balanced(3, 10), {}, 2, rng(), alpha=alpha)
-
-
-def test_dirichlet_refuses_a_minimum_that_cannot_be_met_before_drawing() -> None:
-    generator = rng()
-    before = generator.bit_generator.state
-    with pytest.raises(PartitionError, match="4 clients need 12 samples, 3 each, but the data has 10"):
-        dirichlet(balanced(2, 5), {}, 4, generator, alpha=1.0, min_size=3)
-    assert generator.bit_generator.state == before
 
 
 def test_angles_go_round_and_images_turn_counter_clockwise() -> None:

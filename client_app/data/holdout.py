@@ -1,7 +1,8 @@
 """A client's test samples: held out of its own share, or dealt from the official test set.
 
 Either way the test samples follow the client's training distribution, as personalised federated learning
-is scored. Our own choices: largest-remainder rounding with random ties, and a class never loses its last
+is scored. Where clients are told apart by a column of the data, ``strata`` says by what they are matched: class
+and column together. Our own choices: largest-remainder rounding with random ties, and a class never loses its last
 training sample to the test set.
 """
 
@@ -49,16 +50,21 @@ def official_test(
 
     Rounded by largest remainder. All official test samples are used, but for the classes no client trains on.
     """
-    classes = 1 + int(max(train_labels.max(initial=-1), test_labels.max(initial=-1)))
-    held = np.stack([np.bincount(train_labels[part], minlength=classes) for part in train_parts])  # (N, C)
-    mine: list[list[np.ndarray]] = [[] for _ in train_parts]
-    for label in np.flatnonzero(held.sum(axis=0)):
-        samples = rng.permutation(np.flatnonzero(test_labels == label))
-        share = held[:, label] / held[:, label].sum()
-        limit = np.where(share > 0, len(samples), 0)
-        counts = largest_remainder(share * len(samples), len(samples), limit, rng)
-        for pieces, piece in zip(mine, np.split(samples, np.cumsum(counts)[:-1]), strict=True):
-            pieces.append(piece)
+    members = np.concatenate(train_parts)
+    owners = np.repeat(np.arange(len(train_parts)), [len(part) for part in train_parts])
+    # how many samples of which class who trains on; sparse, since classes may be many where they are told apart by domain
+    pairs, held = np.unique(train_labels[members] * len(train_parts) + owners, return_counts=True)
+    classes, starts = np.unique(pairs // len(train_parts), return_index=True)
+    order = np.argsort(test_labels, kind="stable")
+    begins, ends = (np.searchsorted(test_labels[order], classes, side) for side in ("left", "right"))
+    mine: list[list[np.ndarray]] = [[np.empty(0, np.int64)] for _ in train_parts]
+    by_class = zip(np.split(pairs % len(train_parts), starts)[1:], np.split(held, starts)[1:], begins, ends, strict=True)
+    for holders, counts, begin, end in by_class:
+        samples = rng.permutation(order[begin:end])
+        quota = counts / counts.sum() * len(samples)
+        dealt = largest_remainder(quota, len(samples), np.full(len(holders), len(samples)), rng)
+        for client, piece in zip(holders, np.split(samples, np.cumsum(dealt)[:-1]), strict=True):
+            mine[client].append(piece)
     return [rng.permutation(np.concatenate(pieces)) for pieces in mine]
 
 
@@ -80,3 +86,11 @@ def largest_remainder(
         largest_first = np.lexsort((rng.random(len(room)), -remainder))
         counts[room[largest_first[:left]]] += 1
     return counts
+
+
+def strata(labels: np.ndarray, column: np.ndarray | None) -> np.ndarray:
+    """``labels`` (n,) themselves, or with a ``column`` (n,) one number for each pair of a column's value and a label."""
+    if column is None:
+        return labels
+    _, codes = np.unique(column, return_inverse=True)
+    return codes * (1 + labels.max(initial=0)) + labels

@@ -13,9 +13,10 @@ SECRET = "/secret/patient-17.dcm"
 
 
 def plain(node: DataNode, seed: int, classes: tuple[str, ...] = ("a", "b"), group: str = "", pixels: float = -1.0) -> ClientData:
-    """Eight training and four test images of noise; of one value if ``pixels`` is not negative."""
+    """Eight training and four test images of noise; up to ``pixels`` in size if that is not negative."""
     rng = np.random.default_rng([seed, node.index])
-    images = rng.normal(size=(12, 1, 8, 8)).astype(np.float32) if pixels < 0 else np.full((12, 1, 8, 8), pixels, np.float32)
+    noise = rng.normal(size=(12, 1, 8, 8)) if pixels < 0 else rng.uniform(0.5, 1, (12, 1, 8, 8)) * pixels
+    images = noise.astype(np.float32)
     labels, ids = np.arange(12) % 2, np.arange(12)
     train, test = (Split(images[part], labels[part], ids[part]) for part in (slice(0, 8), slice(8, 12)))
     return ClientData(train, test, classes=classes, group=group)

@@ -14,8 +14,10 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
 
+from deploy.certs import ALWAYS, names_of
 from deploy.checks import Finding, failed, passed, warned
-from deploy.checks.network import ALWAYS, expiry, names
+from deploy.checks.network import expiry
+from deploy.state_dir import open_to_others
 
 VERSIONS = 2  # a site keeps the acknowledged version and the one trained since
 SPARE = 3
@@ -72,7 +74,7 @@ def server_certificate(certs: Path) -> Iterator[Finding]:
     yield passed("certificate", "server.pem is signed by ca.crt and fits server.key")
     yield expiry("expiry", own, "fedhearth certs --rotate-server")
     yield expiry("ca expiry", ca, "a new CA is a new federation; RUNBOOK: rotating certificates and keys")
-    yield from server_names(names(own))
+    yield from server_names(names_of(own))
 
 
 def server_names(known: list[str]) -> Iterator[Finding]:
@@ -90,7 +92,7 @@ def server_names(known: list[str]) -> Iterator[Finding]:
 
 def site_keys(folder: Path) -> Iterator[Finding]:
     """Every public key that may be registered, and private keys that should be at their sites."""
-    public = sorted(folder.glob("*.pub"))
+    public = sorted(folder.glob("[!.]*.pub"))
     if not public:
         yield warned("site keys", f"none in {folder}; nobody can join yet: fedhearth certs --site NAME")
         return
@@ -122,8 +124,8 @@ def folder(path: Path, need: float) -> Iterator[Finding]:
         yield failed("state dir", f"{there} cannot be written to ({error.strerror}); chown it to the user that runs this, "
                                   "or give another --state-dir")
         return
-    if os.name != "nt" and there == path and path.stat().st_mode & 0o077:
-        yield warned("state dir", f"{path} can be read by others, and holds models trained on this site's data; chmod 700 {path}")
+    if there == path and (told := open_to_others(path)):
+        yield warned("state dir", told)
     else:
         yield passed("state dir", f"{path} {'can be written to' if there == path else 'does not exist yet and can be made'}")
     free = shutil.disk_usage(there).free / 2**30

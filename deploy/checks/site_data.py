@@ -9,9 +9,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.checks import Finding, failed, passed, warned
 from strategies.registry import Settings
+
+if TYPE_CHECKING:
+    from client_app.data import ClientData
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,22 @@ def data(settings: Settings, node_config: dict[str, str], declared: Declared, mo
     shape = "x".join(map(str, mine.input_shape))
     yield passed("data", f"{len(mine.train)} training and {len(mine.test)} test samples, {len(mine.classes)} classes, "
                          f"images {shape} {mine.train.images.dtype}")
+    yield from looked_over(mine, run.batch)
     yield from declared_as(len(mine.classes), shape, declared)
     yield from fitting(settings, len(mine.classes), mine.input_shape, sizes)
+
+
+def looked_over(mine: ClientData, batch: int) -> Iterator[Finding]:
+    """The checks of this client's start; what they pass is one line."""
+    from client_app.data.checks import check
+    from client_app.data.start_check import MOST_IMAGES, share_of
+
+    found = check(share_of(mine, batch, MOST_IMAGES))
+    for finding in found:
+        if finding.verdict != "PASS":
+            yield (failed if finding.verdict == "STOP" else warned)(finding.kind, finding.local())
+    good = sum(finding.verdict == "PASS" for finding in found)
+    yield passed("data check", f"{good} of {len(found)} checks found nothing (`fedhearth data check` looks at every image)")
 
 
 def declared_as(classes: int, shape: str, declared: Declared) -> Iterator[Finding]:
@@ -65,13 +83,11 @@ def declared_as(classes: int, shape: str, declared: Declared) -> Iterator[Findin
 
 def fitting(settings: Settings, classes: int, shape: tuple[int, int, int], sizes: list[int]) -> Iterator[Finding]:
     """Build the run's model for such images."""
-    from models import build_model
-
     run = settings.run
     try:
-        model = build_model(run.model, classes, shape, run.width, run.seed)
+        model = settings.build_model(classes, shape)
     except ValueError as error:
         yield failed("model", str(error))
         return
-    sizes.append(sum(tensor.nbytes for part in ("encoder", "head") for tensor in model.tensors(part).values()))
+    sizes.append(sum(tensor.nbytes for part in model.parts for tensor in model.tensors(part).values()))
     yield passed("model", f"{run.model} takes these images; {sizes[-1] / 2**20:.1f} MiB")

@@ -1,0 +1,38 @@
+"""Which warnings about its data a client may name in its hello, as bare kinds: no number, no label, no place.
+
+Our own choice. What is named here says how a data set was *made*. What says how its labels are distributed (classes without
+a sample, one class far ahead, few samples) stays at home, because that is what a site may want to keep: with
+``weighting = uniform`` not even the number of its samples leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MEANING = {
+    "test-in-train": "test images that are training images too",
+    "duplicates": "training images that occur more than once",
+    "constant": "images of one colour only",
+    "scale": "float pixels on a scale that models do not expect",
+    "grey-mix": "grey images among coloured ones",
+    "skipped": "unreadable images that were left out",
+    "unscored": "no test image, so no score",
+}
+_ANY = f"(?:{'|'.join(MEANING)})"
+FORM = rf"(?:{_ANY}(?:,{_ANY})*)?"
+
+
+def told(kinds: tuple[str, ...]) -> str:
+    """Those of ``kinds`` that may travel, in the order of ``MEANING``, joined by commas."""
+    return ",".join(kind for kind in MEANING if kind in kinds)
+
+
+def heard(text: str) -> tuple[str, ...]:
+    """The kinds that a hello names; each once."""
+    return tuple(kind for kind in MEANING if kind in text.split(","))
+
+
+def few(names: Sequence[str], shown: int = 8) -> str:
+    """``a, b, c and 5 more``."""
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from server_app.durable import replacing
 from strategies.config import ConfigError, check_site_name
 
 ALWAYS = ("localhost", "127.0.0.1")
@@ -100,7 +101,7 @@ def make(out: Path, servers: Iterable[str], sites: Iterable[str], days: int = 82
     if fresh:
         written += _authority(certs)
     if fresh or rotate:
-        written += _server(certs, servers or _names_of(certs), days)
+        written += _server(certs, servers or _present_names(certs), days)
     for name in sites:
         written += _site(certs, name)
     return written
@@ -119,7 +120,8 @@ def _check(certs: Certs, servers: list[str], sites: list[str], days: int, fresh:
     if fresh and rotate:
         raise ConfigError(f"--rotate-server renews a certificate, but {certs.ca} does not exist; leave it out")
     if not fresh and servers and not rotate:
-        raise ConfigError(f"{certs.server} exists; to change its names give --rotate-server as well")
+        raise ConfigError(f"{certs.server} exists; to change its names give --rotate-server as well, and every name that is to stay: "
+                          f"{rotation([*_present_names(certs), *servers])}")
     if not fresh and not rotate and not sites:
         raise ConfigError(f"{certs.ca} exists, and nothing else was asked for; give --site NAME or --rotate-server")
     new = [certs.ca, certs.ca_key, certs.server, certs.server_key] if fresh else []
@@ -163,13 +165,28 @@ def _site(certs: Certs, name: str) -> list[Path]:
     return [_write(path, private, secret=True), _write(path.with_name(f"{name}.pub"), public)]
 
 
-def _names_of(certs: Certs) -> list[str]:
+def _present_names(certs: Certs) -> list[str]:
     """The names of the present certificate, which a renewal keeps."""
     if not certs.server.exists():
         return []
-    old = x509.load_pem_x509_certificate(certs.server.read_bytes())
-    found = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        return names_of(x509.load_pem_x509_certificate(certs.server.read_bytes()))
+    except ValueError:
+        raise ConfigError(f"{certs.server} is damaged, so its names are not known; move it away, and give all with --server") from None
+
+
+def names_of(certificate: x509.Certificate) -> list[str]:
+    """Host names and IP addresses that ``certificate`` is for."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
     return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
+
+
+def rotation(names: Iterable[str]) -> str:
+    """The command that renews the server's certificate for ``names`` and no others, since it forgets those it is not told."""
+    return " ".join(["fedhearth certs --rotate-server", *(f"--server {name}" for name in dict.fromkeys(names) if name not in ALWAYS)])
 
 
 def _general(name: str) -> x509.GeneralName:
@@ -206,9 +223,8 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _write(path: Path, content: bytes, secret: bool = False) -> Path:
     """Put the file in place at once; a secret one is never readable by others, not even for a moment."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
-        file.write(content)
-    os.replace(fresh, path)
+    with replacing(path) as fresh:
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
+            file.write(content)
     return path

@@ -19,7 +19,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.proto import control_pb2 as api  # type: ignore[attr-defined]
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.error import FlowerError
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from strategies.config import ConfigError
@@ -29,7 +29,15 @@ COMPLETED = "finished:completed"
 
 
 class LinkError(ConfigError):
-    """The SuperLink cannot be reached, or refuses."""
+    """The SuperLink cannot be reached, or refuses; ``code`` is Flower's then, else None."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class KeyRefused(LinkError):
+    """A file is no public key, or one that Flower does not take; the message names it and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +114,21 @@ class Link:
             return _run(self._client.ListRuns(api.ListRunsRequest(run_id=number)).run_dict[number])
 
     def register(self, public_key: Path, name: str) -> bool:
-        """Let the holder of this key in, as ``name``. False if it was in already."""
+        """Let the holder of this key in, as ``name``. False if it was in already; raises ``KeyRefused`` if it may not be."""
         key = read_public_key(public_key)
         if any(node.public_key == key for node in self.nodes()):
             return False
-        with _explained(self.address):
-            self._client.RegisterNode(api.RegisterNodeRequest(public_key=key, name=name))
+        try:
+            with _explained(self.address):
+                self._client.RegisterNode(api.RegisterNodeRequest(public_key=key, name=name))
+        except LinkError as error:
+            if error.code == ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
+                raise KeyRefused(f"{public_key} is the key of a site that was removed, and Flower takes none a second time; move the file "
+                                 "away (to come back, the site needs a new key)") from None
+            if error.code == ApiErrorCode.PUBLIC_KEY_NOT_VALID:
+                raise KeyRefused(f"{public_key} is no key of a NIST curve, and Flower takes no other; "
+                                 "ssh-keygen -t ecdsa -b 384 makes one") from None
+            raise
         return True
 
     def log(self, number: int) -> str:
@@ -135,11 +152,11 @@ class Link:
 
 
 def read_public_key(path: Path) -> bytes:
-    """The key in an OpenSSH ``.pub`` file, as Flower's API takes it. Raises ``ConfigError``."""
+    """The key in an OpenSSH ``.pub`` file, as Flower's API takes it. Raises ``KeyRefused``."""
     try:
         key = load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is no OpenSSH public key ({error}); fedhearth certs --site NAME makes one") from None
+        raise KeyRefused(f"{path} is no OpenSSH public key ({error}); fedhearth certs --site NAME makes one") from None
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[union-attr]
 
 
@@ -164,7 +181,7 @@ def _explained(address: str) -> Iterator[None]:
         yield
     except httpx.HTTPStatusError as error:
         told = FlowerError.from_json(error.response.text)
-        raise LinkError(f"the SuperLink at {address} refuses: {told.message if told else error}") from None
+        raise LinkError(f"the SuperLink at {address} refuses: {told.message if told else error}", told.code if told else None) from None
     except httpx.HTTPError as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise LinkError(f"the SuperLink at {address} has a certificate of another authority; "

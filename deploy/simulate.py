@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from server_app.report import read_rounds
+from server_app.roster import CannotStart
 from server_app.rounds import RunFailed
 from strategies.config import Scalar
 from strategies.registry import default_items
@@ -34,6 +35,7 @@ CONNECTION = "fedhearth"
 START_LIMIT = 90.0
 # how a log says that we ourselves gave up, and why
 OUR_FAULTS = r"\b(?:\w+\.)*(?:RunFailed|CannotStart|ConfigError): "
+UNFIT = r"\b(?:CannotStart|ConfigError): "
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
 
@@ -70,7 +72,8 @@ def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: bool
     Raises
     ------
     RunFailed
-        If the run did not complete, with the last error of its log.
+        If the run did not complete, with the last error of its log; ``CannotStart``, as in one process, if that error says
+        that the settings or the clients will not do, and no round was played.
     """
     place = Place(folder)
     port, control = free_ports(2)
@@ -82,11 +85,12 @@ def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: bool
         command = [tool("flwr", environment), "run", str(place.app), CONNECTION, "--stream",
                    "--run-config", str(place.app.parent / "run-config.toml"),
                    "--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
+        before = log.tell()  # a resumed run goes on in the log of the one that failed
         with guarded(command, environment, log) as submitted:
-            watch(submitted, folder / "rounds.jsonl", on_round)
+            played = watch(submitted, folder / "rounds.jsonl", on_round)
         status = outcome(environment)
     if status != "finished:completed" or not (folder / "summary.json").exists():
-        raise RunFailed(f"{last_error(place.log)} (status {status}; the whole log is {place.log})")
+        raise failure(place.log, before, played, status)
     shutil.rmtree(place.app.parent.parent, ignore_errors=True)
 
 
@@ -195,9 +199,9 @@ def wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
     raise RunFailed(f"Flower's SuperLink did not start within {START_LIMIT:g} s; its log is flower.log in the run's folder")
 
 
-def watch(submitted: subprocess.Popen[bytes], lines: Path, on_round: Callable[[dict[str, Any]], None]) -> None:
-    """Hand on every new round until ``flwr run --stream`` ends, which it does when the run does."""
-    seen = max((r["round"] for r in read_rounds(lines)), default=0)
+def watch(submitted: subprocess.Popen[bytes], lines: Path, on_round: Callable[[dict[str, Any]], None]) -> int:
+    """Hand on every new round until ``flwr run --stream`` ends, which it does when the run does. Returns how many there were."""
+    seen = before = max((r["round"] for r in read_rounds(lines)), default=0)
     ended = False
     while not ended:
         ended = submitted.poll() is not None
@@ -207,6 +211,7 @@ def watch(submitted: subprocess.Popen[bytes], lines: Path, on_round: Callable[[d
                 on_round(record)
         if not ended:
             time.sleep(0.3)
+    return seen - before
 
 
 def outcome(environment: Mapping[str, str]) -> str:
@@ -220,11 +225,29 @@ def outcome(environment: Mapping[str, str]) -> str:
         return "unknown"
 
 
+def failure(log: Path, start: int, played: int, status: str) -> RunFailed:
+    """The exception that the ServerApp's log, from byte ``start`` on, tells of, after ``played`` rounds.
+
+    A client may log a ``ConfigError`` of its own in a run that fails for another reason, hence the rounds.
+    """
+    chosen = telling_line(log, start)
+    kind = CannotStart if re.search(UNFIT, chosen) and not played else RunFailed
+    return kind(f"{without_name(chosen)} (status {status}; the whole log is {log})")
+
+
 def last_error(log: Path) -> str:
-    """The most telling line at the end of the log."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
+    """The most telling line at the end of the log, without the name of our exception."""
+    return without_name(telling_line(log))
+
+
+def without_name(line: str) -> str:
+    return re.sub(rf"^.*?{OUR_FAULTS}", "", line)
+
+
+def telling_line(log: Path, start: int = 0) -> str:
+    """The last line of the log, from byte ``start`` on, that names our exception; else any exception; else the last."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_bytes()[start:].decode("utf-8", errors="replace"))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if re.search(r"\b\w*Error\b: ", line)]
     ours = [line for line in lines if re.search(OUR_FAULTS, line)]
-    chosen = (ours or told or lines or ["nothing was logged"])[-1]
-    return re.sub(rf"^.*?{OUR_FAULTS}", "", chosen)
+    return (ours or told or lines or ["nothing was logged"])[-1]

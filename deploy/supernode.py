@@ -23,9 +23,10 @@ from pathlib import Path
 from types import FrameType
 
 from deploy.flower_command import FlowerCommand, end, flower_command, flower_path
-from deploy.launch import locked
-from deploy.reach import look, split_address
+from deploy.launch import locked, place
+from deploy.reach import Address, look
 from deploy.simulate import free_ports
+from deploy.state_dir import private_directory
 from deploy.warm import COMMAND, WarmClients, usable
 from strategies.config import ConfigError, check_site_name
 
@@ -50,7 +51,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--ca", type=Path, default=Path("certs/ca.crt"), metavar="FILE", help="default: certs/ca.crt")
     parser.add_argument("--key", type=Path, metavar="FILE", help="this site's private key; default: certs/sites/NAME")
     parser.add_argument("--state-dir", type=Path, required=True, metavar="DIR", help="where this site keeps what never leaves it")
-    parser.add_argument("--data", default="", metavar="URI", help="npz:FILE, cifar10:FOLDER or module:function; default: the run's dataset")
+    parser.add_argument("--data", default="", metavar="URI",
+                        help="folder:PATH, table:FILE, npz:FILE, cifar10:FOLDER, torchvision:NAME@ROOT, hub:NAME or module:function; "
+                             "default: the run's dataset")
     parser.add_argument("--device", default="", metavar="DEVICE", help="cpu or cuda:N; default: the run's")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads; default: 1")
     parser.add_argument("--module-path", type=Path, default=Path(), metavar="DIR", help="where module:function is found; default: here")
@@ -67,10 +70,10 @@ def run(options: argparse.Namespace) -> int:
     ca = None if options.insecure else _file(options.ca, "--ca")
     key = None if options.insecure else _file(options.key or Path("certs", "sites", options.site), "--key")
     try:
-        split_address(options.superlink)
+        Address.parse(options.superlink)
     except ValueError as error:
         raise ConfigError(f"--superlink: {error}") from None
-    own = options.state_dir.absolute() / f"{options.site}.supernode"
+    own = private_directory(options.state_dir.absolute()) / f"{options.site}.supernode"
     with ExitStack() as held:
         try:
             lock = held.enter_context(locked(own))
@@ -212,8 +215,9 @@ def _file(path: Path, option: str) -> Path:
 
 def _absolute(data: str) -> str:
     """Flower starts client processes in a folder of its own."""
-    kind, colon, where = data.partition(":")
-    return f"{kind}:{Path(where).expanduser().absolute()}" if kind in ("npz", "cifar10") and colon and where else data
+    from client_app.data.place import with_absolute_place
+
+    return with_absolute_place(data, lambda where: place("--data", where))
 
 
 def _device(device: str) -> tuple[str, str | None]:

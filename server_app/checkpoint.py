@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import re
 import typing
 import zlib
@@ -22,6 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from server_app.durable import replacing
 
 log = logging.getLogger(__name__)
 
@@ -241,24 +242,5 @@ def _checksum(meta: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> int:
 
 def write_durably(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, str]) -> None:
     """``path`` holds its former content or all of the new one, whenever the machine stops."""
-    torn = path.with_name(f".tmp-{path.name}")
-    try:
+    with replacing(path) as torn:
         save_file(arrays, torn, metadata=meta)
-        sync_to_disk(torn)
-        os.replace(torn, path)
-        sync_to_disk(path.parent)
-    except BaseException:
-        torn.unlink(missing_ok=True)
-        raise
-
-
-def sync_to_disk(path: Path) -> None:
-    """Waits until a file's content, or a directory's list of names, is on the disk."""
-    # Windows can neither open nor sync a directory, and syncs only a file opened for writing
-    if os.name == "nt" and path.is_dir():
-        return
-    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,7 +11,6 @@ The order in a round: ``put`` for every client, ``sync``, save the checkpoint, `
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from server_app.checkpoint import sync_to_disk
+from server_app.durable import replacing, sync_to_disk
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _FILE = re.compile(r"r([0-9]+)\.safetensors")
@@ -43,15 +42,13 @@ class EncoderShelf:
         Replaces what was there as a whole. Raises `ShelfError` if the disk refuses.
         """
         path = self._path(client, round_number)
-        torn = path.with_name(f".tmp-{path.name}")
         arrays = {name: _plain(name, tensor) for name, tensor in tensors.items()}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # safetensors sorts by name, and sums over a mapping depend on its order
-            save_file(arrays, torn, metadata={"names": json.dumps(list(arrays))})
-            os.replace(torn, path)
+            with replacing(path, durable=False) as torn:
+                # safetensors sorts by name, and sums over a mapping depend on its order
+                save_file(arrays, torn, metadata={"names": json.dumps(list(arrays))})
         except (OSError, SafetensorError) as error:
-            torn.unlink(missing_ok=True)
             raise ShelfError(
                 f"the encoder of {client}, round {round_number}, could not be put on the shelf ({error}); "
                 "free disk space or fix the directory"

@@ -62,6 +62,10 @@ def test_a_sites_data_are_read_only() -> None:
     assert "-/srv/fedhearth/%i" in unit(DEPLOY / "systemd" / "fedhearth-supernode@.service")["Service"]["ReadOnlyPaths"].split()
 
 
+def test_a_reload_of_the_server_is_the_signal_that_reads_the_keys_again() -> None:
+    assert unit(DEPLOY / "systemd" / "fedhearth-superlink.service")["Service"]["ExecReload"] == "/bin/kill -HUP $MAINPID"
+
+
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_units_start_commands_that_exist_with_the_settings_of_their_example(path: Path) -> None:
     service = unit(path)["Service"]

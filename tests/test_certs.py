@@ -106,7 +106,7 @@ def test_a_further_site_leaves_all_else_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("servers", "sites", "said"), [
     ([], ["ward-a"], "exists and is never overwritten"),
     ([], ["ward-b", "ward-a"], "exists and is never overwritten"),
-    (["fl.example.org"], [], "give --rotate-server as well"),
+    (["fl.example.org"], [], "give --rotate-server as well.*fedhearth certs --rotate-server --server fl.example.org$"),
     ([], [], "nothing else was asked for"),
     ([], ["ward b"], "a site name must be"),
     ([], ["../ca"], "a site name must be"),
@@ -144,6 +144,17 @@ def test_a_renewed_server_certificate_keeps_its_names_and_authority(tmp_path: Pa
     new.verify_directly_issued_by(x509.load_pem_x509_certificate(Certs(tmp_path).ca.read_bytes()))
     make(tmp_path, ["other.example.org"], [], rotate=True)
     assert names(tmp_path)[0] == ["other.example.org", "localhost"] and mode(Certs(tmp_path).server_key) == 0o600
+
+
+def test_new_names_are_refused_with_the_command_that_keeps_the_old_ones(tmp_path: Path) -> None:
+    make(tmp_path, ["fl.example.org", "::1"], [])
+    with pytest.raises(ConfigError, match="--rotate-server --server fl.example.org --server ::1 --server 10.0.0.9$"):
+        make(tmp_path, ["10.0.0.9"], [])
+    Certs(tmp_path).server.write_text("damaged")
+    with pytest.raises(ConfigError, match="server.pem is damaged, so its names are not known"):
+        make(tmp_path, [], [], rotate=True)
+    make(tmp_path, ["fl.example.org"], [], rotate=True)
+    assert names(tmp_path)[0] == ["fl.example.org", "localhost"]
 
 
 def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
+import stat
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deployed import Cluster, deployed
+from tests.deployed import PATIENCE, Cluster, deployed, rounds_of
 from tests.multihost import SERVER
 from tests.running import contents
 
@@ -65,6 +68,21 @@ def test_it_computes_what_one_process_computes(cluster: Cluster, submitted: tupl
     assert json.loads((folder / "summary.json").read_text())["engine"] == "grpc"
 
 
+def test_a_held_out_site_is_served_as_in_one_process(cluster: Cluster, submitted: tuple[Path, Any]) -> None:
+    """One of the two sites trains, the other is taken in after the last round; its name and its score are the same here and there."""
+    words = [*RUN[:-1], "run-id=held", "-c", "held-out=0.5"]
+    done = cluster.asked("submit", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cluster.run(SERVER, "run", *words, "--workers", "1", "--out", "alone-held").returncode == 0
+    folders = cluster.root / "server" / "runs" / "held", cluster.root / "alone-held"
+    here, there = (json.loads((folder / "summary.json").read_text()) for folder in folders)
+    assert here["held_out"] == there["held_out"] and len(here["held_out"]["served"]) == 1
+    assert here["served"] == there["served"] and here["served"]["n"] == 1 and here["dropped"] == {}
+    name, = here["held_out"]["clients"]
+    kept = [contents(root / "held" / name / "personal.safetensors") for root in (cluster.root / f"state-{name}", folders[1] / "clients")]
+    assert kept[0] == kept[1]
+
+
 def test_submit_tells_the_rounds_and_leaves_no_app_behind(submitted: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = submitted
     assert [f"round {n}/3" in done.stdout for n in (1, 2, 3)] == [True] * 3
@@ -97,6 +115,11 @@ def test_nothing_to_stop_is_said(cluster: Cluster) -> None:
     assert told.returncode == 2 and "no run is going on" in told.stderr
 
 
+def test_what_either_side_keeps_is_for_its_user_alone(cluster: Cluster) -> None:
+    kept = [cluster.root / "server", *map(cluster.state_dir, SITES)]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in kept] == [0o700] * 3
+
+
 def test_a_site_that_runs_already_is_refused(cluster: Cluster) -> None:
     second = cluster.run(SERVER, *cluster.site_words(SITES[0]))
     assert second.returncode == 2 and "client-000 runs on this machine already" in second.stderr
@@ -117,3 +140,24 @@ def test_a_key_that_is_not_registered_is_refused_with_the_reason(cluster: Cluste
     cluster.until("stranger", "it is started again in 5 s")
     assert cluster.stop("stranger") == 0
     assert "stranger" not in cluster.asked("status").stdout
+
+
+def test_a_site_is_added_while_a_run_goes_on(cluster: Cluster) -> None:
+    """The server is told by a signal and never restarted; the run goes on, with the site once it is there."""
+    folder = cluster.submit("grows", rounds=100)
+    cluster.until_round(folder, 1)
+    heard = cluster.heard(SERVER)
+    assert cluster.run(SERVER, "certs", "--site", "west").returncode == 0
+    cluster.running[SERVER].send_signal(signal.SIGHUP)
+    cluster.until(SERVER, "site west admitted", heard)
+    cluster.start("west", "west", *cluster.site_words("west", "--partition", "0/2"))
+    cluster.until("west", "fedhearth: west is connected")
+    end = time.monotonic() + PATIENCE
+    while "west" not in rounds_of(folder)[-1]["accepted"]:
+        assert time.monotonic() < end, rounds_of(folder)
+        time.sleep(0.2)
+    rounds = rounds_of(folder)
+    assert set(rounds[0]["accepted"]) == set(SITES) and all(set(SITES) <= set(record["accepted"]) for record in rounds)
+    assert cluster.online() == {*SITES, "west"}
+    assert cluster.asked("stop").returncode == 0 and cluster.finished("grows") == 1
+    assert cluster.stop("west") == 0

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 import threading
@@ -25,7 +26,8 @@ from deploy.certs import Certs, make
 from deploy.cli import main
 from deploy.flower_command import FlowerCommand, end
 from deploy.reach import look
-from deploy.superlink import authorised, check_exposure, superlink_command
+from deploy.state_dir import open_to_others, private_directory
+from deploy.superlink import check_exposure, superlink_command
 from deploy.supernode import Supervision, environment, node_config
 from strategies.config import ConfigError, RunConfig
 
@@ -235,13 +237,16 @@ def test_the_server_is_secure_and_controlled_from_this_machine_alone(tmp_path: P
         superlink_command(Certs(tmp_path / "none"), tmp_path / "state", "0.0.0.0:9092", 8000, insecure=False)
 
 
-def test_keys_are_found_by_pattern(tmp_path: Path) -> None:
-    make(tmp_path, [], ["ward-a", "ward-b"])
-    assert [path.stem for path in authorised([str(tmp_path / "sites" / "*.pub")])] == ["ward-a", "ward-b"]
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "ward-a.pub").write_text("")
-    with pytest.raises(ConfigError, match="two keys for one site name"):
-        authorised([str(tmp_path / "sites" / "*.pub"), str(tmp_path / "more" / "*.pub")])
+@pytest.mark.skipif(os.name == "nt", reason="modes mean nothing there")
+def test_a_state_directory_is_made_for_its_user_and_one_that_is_there_is_judged(tmp_path: Path) -> None:
+    made = private_directory(tmp_path / "sites" / "north")
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700 and open_to_others(made) == ""
+    made.chmod(0o750)
+    assert stat.S_IMODE(private_directory(made).stat().st_mode) == 0o750, "whoever made it may have meant it"
+    assert "can be read by others (mode 0750)" in open_to_others(made) and open_to_others(made).endswith(f"chmod 700 {made}")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot make the state directory .*file/state: Not a directory"):
+        private_directory(tmp_path / "file" / "state")
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -28,6 +28,8 @@ SAFE_ERRORS = frozenset({"DataError", "PartitionError", "NodeError", "StoreError
 OWN_PACKAGES = frozenset({"client_app", "strategies", "models"})
 REASON_PREFIX = "fedhearth"
 REASON_LIMIT = 500
+# what may leave in reply to which message; to any other, scalars alone
+DIRECTIONS: Mapping[str, Direction] = {"train": "up", "train.default": "up", "train.join": "join"}
 APP_RAISED = 2  # Flower's code for "the ClientApp raised", so that both engines look alike
 
 
@@ -39,7 +41,8 @@ def inbound(message: Message, wire: Wire, parts: Mapping[str, Layout]) -> tuple[
 def seal(reply: Reply, wire: Wire, parts: Mapping[str, Layout], direction: Direction = "up") -> RecordDict:
     """``reply`` as records, if the contract allows every slot, tensor and scalar in it; else ``WireViolation``.
 
-    ``direction`` is ``up`` for a round of training, ``closing`` for the last evaluation, which carries scalars only.
+    ``direction`` is ``up`` for a round of training, ``join`` for a held-out client that is taken in, ``closing`` for the last
+    evaluation, which carries scalars only.
     """
     content = pack(reply.slots, reply.metrics, travel=wire.travel)
     wire.check(direction, content, parts)
@@ -66,7 +69,8 @@ def make_guard(contract: Callable[[Context], tuple[Wire, Mapping[str, Layout]]],
             _check_again(message, reply, lambda: contract(context))
             return Message(reply.content, reply_to=message)
         except Exception as fault:
-            log.exception("this client could not answer a %s message", message.metadata.message_type)
+            where = getattr(fault, "path", "")  # a DataError's, which no message carries
+            log.exception("this client could not answer a %s message%s", message.metadata.message_type, f" [{where}]" if where else "")
             return Message(Error(APP_RAISED, describe(fault, name(context))), reply_to=message)
 
     return guard
@@ -91,4 +95,4 @@ def _check_again(message: Message, reply: Message, contract: Callable[[], tuple[
         unpack_hello(reply.content)
         return
     wire, parts = contract()
-    wire.check("up" if message.metadata.message_type.startswith("train") else "closing", reply.content, parts)
+    wire.check(DIRECTIONS.get(message.metadata.message_type, "closing"), reply.content, parts)

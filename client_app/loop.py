@@ -18,6 +18,7 @@ Errors carry no data value, no label and no number of samples.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +33,9 @@ from torch.optim.swa_utils import update_bn
 from client_app.loop_settings import DeviceError, LoopSettings, resolve_device
 from models.split import SplitModel, batchnorms, has_batchnorm
 
-__all__ = ["DeviceError", "FitStats", "LoopSettings", "TrainingDiverged", "batch_sizes", "fit", "inputs", "mean_loss",
-           "recompute_batchnorm", "resolve_device", "score", "threads"]
+__all__ = ["DeviceError", "FitStats", "LoopSettings", "Sgd", "TrainingDiverged", "array_on_device", "batch_sizes", "check_labels",
+           "descend", "fit", "inputs", "is_finite", "mean_loss", "normalised", "place", "precision", "recompute_batchnorm", "resolve_device",
+           "score", "threads"]
 
 
 FEWEST_CHANNELS_LAST = 8
@@ -75,10 +77,15 @@ def inputs(images: np.ndarray, settings: LoopSettings) -> Tensor:
             "images must be uint8 or float32 of shape (samples, channels, height, width), "
             f"got {images.dtype} with {images.ndim} axes. Convert them in the data loader"
         )
-    tensor = _on_device(images, settings)
+    tensor = array_on_device(images, settings)
     if tensor.dtype == torch.uint8:
-        tensor = tensor.to(torch.float32).div_(255).sub_(0.5).div_(0.25)
+        tensor = normalised(tensor)
     return tensor
+
+
+def normalised(pixels: Tensor) -> Tensor:
+    """``(x / 255 - 0.5) / 0.25`` in float32, of uint8 pixels of any shape."""
+    return pixels.to(torch.float32).div_(255).sub_(0.5).div_(0.25)
 
 
 def fit(
@@ -90,22 +97,33 @@ def fit(
 
     Raises ``TrainingDiverged`` if the loss of an epoch is not finite, ``ValueError`` for unusable data.
     """
-    _check_labels(images, labels, model.head.out_features)
-    _place(model, settings)
+    check_labels(images, labels, model.head.out_features)
+    place(model, settings)
     x, y = inputs(images, settings), _labels(labels, settings)
     sizes = batch_sizes(len(labels), settings.batch)
     _train_mode(model, batchnorm=sizes[0] > 1)
-    step = _Sgd(model, settings)
+    loss = descend(Sgd(model, settings), x, y, sizes, settings.epochs, seed)
+    return FitStats(loss, settings.epochs * len(sizes), is_finite(model))
+
+
+def descend(step: Callable[[Tensor, Tensor], Tensor], x: Tensor | Callable[[], Tensor], y: Tensor, sizes: list[int], epochs: int, seed: int) -> float:
+    """Epochs of ``step`` over x (n, ...) and y (n,) in a seeded order, ``sizes`` samples a step; the last epoch's mean loss.
+
+    ``x`` may be a function that gives it anew for every epoch.
+
+    Raises ``TrainingDiverged`` if the loss of an epoch is not finite.
+    """
     order = torch.Generator().manual_seed(seed)
     loss = math.nan
-    for epoch in range(1, settings.epochs + 1):
-        total = torch.zeros((), device=x.device)
-        for j in torch.split(torch.randperm(len(labels), generator=order).to(x.device), sizes):
-            total += step(x[j], y[j]) * len(j)
-        loss = float(total) / len(labels)  # the only wait for the device in an epoch
+    for epoch in range(1, epochs + 1):
+        now = x() if callable(x) else x
+        total = torch.zeros((), device=y.device)
+        for j in torch.split(torch.randperm(len(y), generator=order).to(y.device), sizes):
+            total += step(now[j], y[j]) * len(j)
+        loss = float(total) / len(y)  # the only wait for the device in an epoch
         if not math.isfinite(loss):
             raise TrainingDiverged(f"training loss became non-finite in epoch {epoch}; lower lr")
-    return FitStats(loss, settings.epochs * len(sizes), _is_finite(model))
+    return loss
 
 
 def score(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings) -> float | None:
@@ -131,10 +149,10 @@ def recompute_batchnorm(encoder: nn.Module, images: np.ndarray, settings: LoopSe
     n = len(images)
     if n < 2 or not has_batchnorm(encoder):
         return False
-    _place(encoder, settings)
+    place(encoder, settings)
     # a chunk of one image has no variance where a late layer sees a single pixel
     chunks = np.array_split(images, min(math.ceil(n / settings.score_batch), n // 2))
-    with _precision(settings):
+    with precision(settings):
         update_bn((inputs(chunk, settings) for chunk in chunks), encoder)
     return True
 
@@ -154,7 +172,7 @@ def batch_sizes(n: int, batch: int) -> list[int]:
     return sizes
 
 
-class _Sgd:
+class Sgd:
     """One step of torch's own SGD, in its functional form.
 
     ``torch.optim.SGD`` computes the same bits but imports the compiler when constructed, which costs every
@@ -170,30 +188,34 @@ class _Sgd:
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Step on images (B, channels, height, width) and labels (B,); the mean loss before the step."""
-        with _precision(self.settings):
+        with precision(self.settings):
             loss = cross_entropy(self.model(images), labels)
-        gradients = list(torch.autograd.grad(loss, self.weights))
+        self.apply(list(torch.autograd.grad(loss, self.weights)))
+        return loss.detach()
+
+    def apply(self, gradients: list[Tensor]) -> None:
+        """Step along ``gradients``, one a weight, in the order of ``weights``."""
         with torch.no_grad():
             self.update(self.weights, gradients, self.momentum)
-        return loss.detach()
 
 
 def _in_eval_mode(
     model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings
 ) -> list[tuple[Tensor, Tensor]]:
     """Logits (B, C) in float32 and labels (B,), a pair a batch; the model's mode stays as it was."""
-    _check_labels(images, labels, model.head.out_features)
-    _place(model, settings)
+    check_labels(images, labels, model.head.out_features)
+    place(model, settings)
     was_training = model.training
     model.eval()
     cuts = range(settings.score_batch, len(labels), settings.score_batch)
-    with torch.inference_mode(), _precision(settings):
+    with torch.inference_mode(), precision(settings):
         logits = [model(inputs(chunk, settings)).float() for chunk in np.split(images, cuts)]
     model.train(was_training)
     return list(zip(logits, torch.split(_labels(labels, settings), settings.score_batch), strict=True))
 
 
-def _place(model: nn.Module, settings: LoopSettings) -> None:
+def place(model: nn.Module, settings: LoopSettings) -> None:
+    """Put ``model`` on the device, in the memory order the settings ask for."""
     threads(settings)
     model.to(settings.torch_device)
     if _channels_last(model, settings):
@@ -206,20 +228,22 @@ def _channels_last(model: nn.Module, settings: LoopSettings) -> bool:
     return settings.channels_last and (settings.torch_device.type == "cuda" or min(widths, default=0) >= FEWEST_CHANNELS_LAST)
 
 
-def _precision(settings: LoopSettings) -> AbstractContextManager[object]:
+def precision(settings: LoopSettings) -> AbstractContextManager[object]:
+    """What to compute under: autocast for ``bf16``, nothing for ``float32``."""
     if settings.precision == "float32":
         return nullcontext()
     return torch.autocast(settings.torch_device.type, dtype=torch.bfloat16)
 
 
-def _on_device(array: np.ndarray, settings: LoopSettings) -> Tensor:
+def array_on_device(array: np.ndarray, settings: LoopSettings) -> Tensor:
+    """``array`` as a tensor on the device; on a CPU it shares the array's memory where torch lets it."""
     # torch warns about a view of a read-only array (a memory-mapped data set), so that one is copied
     tensor = torch.as_tensor(array if array.flags.writeable else array.copy())
     return tensor.to(settings.torch_device)
 
 
 def _labels(labels: np.ndarray, settings: LoopSettings) -> Tensor:
-    return _on_device(labels.astype(np.int64, copy=False), settings)
+    return array_on_device(labels.astype(np.int64, copy=False), settings)
 
 
 def _train_mode(model: nn.Module, batchnorm: bool) -> None:
@@ -228,13 +252,15 @@ def _train_mode(model: nn.Module, batchnorm: bool) -> None:
         layer.train(batchnorm)
 
 
-def _is_finite(model: nn.Module) -> bool:
+def is_finite(model: nn.Module) -> bool:
+    """Whether every weight and statistic of ``model`` is a finite number."""
     # a sum carries NaN and Inf along and needs no temporary as large as the model
     sums = [t.sum() for t in model.state_dict().values() if t.is_floating_point()]
-    return bool(torch.stack(sums).isfinite().all())
+    return not sums or bool(torch.stack(sums).isfinite().all())
 
 
-def _check_labels(images: np.ndarray, labels: np.ndarray, classes: int) -> None:
+def check_labels(images: np.ndarray, labels: np.ndarray, classes: int) -> None:
+    """Raise ``ValueError`` unless labels (n,) are n >= 1 whole numbers in 0..classes-1, one for each of ``images``."""
     # the number of samples can be private, so no message carries a shape
     if len(labels) == 0 or labels.ndim != 1 or len(labels) != len(images) or labels.dtype.kind not in "iu":
         raise ValueError(

@@ -22,7 +22,7 @@ class LoopSettings:
 
     Attributes
     ----------
-    epochs : passes over the client's training samples.
+    epochs : passes over the client's training samples; ``join_epochs`` those of a head fitted on a frozen encoder.
     batch : samples a step.
     lr, momentum, weight_decay : of SGD.
     bn : the rule for BatchNorm statistics; read by learners, not by this loop.
@@ -45,9 +45,10 @@ class LoopSettings:
     channels_last: bool = False
     threads: int = 1
     score_batch: int = 256
+    join_epochs: int = 5
 
     def __post_init__(self) -> None:
-        for key in ("epochs", "batch", "threads", "score_batch"):
+        for key in ("epochs", "batch", "threads", "score_batch", "join_epochs"):
             require(getattr(self, key) >= 1, key.replace("_", "-"), "1 or more", getattr(self, key))
         require(self.lr > 0 and math.isfinite(self.lr), "lr", "a finite number above 0", self.lr)
         require(0 <= self.momentum < 1, "momentum", "at least 0 and below 1", self.momentum)

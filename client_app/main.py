@@ -1,8 +1,7 @@
-"""The ClientApp: three kinds of messages, a few lines each. Everything that leaves goes through ``boundary``."""
+"""The ClientApp: four kinds of messages, a few lines each. Everything that leaves goes through ``boundary``."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping
 
@@ -11,6 +10,9 @@ from flwr.clientapp import ClientApp
 
 from client_app.boundary import inbound, make_guard, seal, seal_hello
 from client_app.data import DataError, PartitionError, data_digest, write_manifest
+from client_app.data.class_names import class_digest
+from client_app.data.opening import left_out
+from client_app.data.start_check import check_at_start
 from client_app.node import name_of
 from client_app.session import Session, open_session
 from strategies.types import Layout
@@ -38,6 +40,16 @@ def train(message: Message, context: Context) -> Message:
     return Message(seal(reply, wire, parts), reply_to=message)
 
 
+@app.train("join")
+def join(message: Message, context: Context) -> Message:
+    """After the last round, to a client that was held out: make a client of it, by the method's own cold-start rule."""
+    session, wire, parts = _open(context)
+    slots, rnd = inbound(message, wire, parts)
+    with session.store() as store:
+        reply = session.learner.join(slots, session.data, store, rnd)
+    return Message(seal(reply, wire, parts, "join"), reply_to=message)
+
+
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """After the last round: score the model this client serves with, and leave it in its own hands."""
@@ -50,8 +62,11 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Before round 1: who this client is, and what its data need of the model. Opens the data, so bad data show now."""
+    """Before round 1: who this client is, and what its data need of the model. Opens and checks the data, so bad data
+    show now."""
     session = open_session(context)
+    run = session.settings.run
+    warnings = check_at_start(session.data, run.batch, session.node.simulated, left_out(run, session.node))
     if session.node.simulated and session.node.index == 0 and session.settings.run.out:
         # class counts are local on separate machines; in a simulation all clients are the same user's
         try:
@@ -62,10 +77,11 @@ def hello(message: Message, context: Context) -> Message:
     facts: dict[str, str | int] = {
         "site": session.node.name,
         "classes": len(classes),
-        "class-digest": hashlib.sha256("\x1f".join(classes).encode()).hexdigest()[:16],
+        "class-digest": class_digest(classes),
         "input-shape": "x".join(map(str, session.data.input_shape)),
         # a digest over a site's own labels would let the server confirm a guess of them
         "split-digest": data_digest(session.data) if session.node.simulated else "",
+        "warnings": warnings,
     }
     return Message(seal_hello(facts), reply_to=message)
 

@@ -19,7 +19,6 @@ from client_app.learner import Learner, Trainer
 from client_app.local.store import LocalStore
 from client_app.loop import LoopSettings, threads
 from client_app.node import Node, open_node
-from models import build_model
 from strategies.registry import Settings, parse_run_config
 
 
@@ -59,5 +58,7 @@ def _learner(settings: Settings, classes: int, in_shape: tuple[int, int, int]) -
     threads(loop)
     _ = loop.torch_device  # a device that is not there shows at the hello, not in every round
     # the seed only fills the skeleton; every weight a client uses comes down or from its own store
-    model = build_model(run.model, classes, in_shape, run.width, run.seed)
-    return settings.method.learner_class()(Trainer(model, loop, send_counts=run.weighting == "examples"), settings.own)
+    model = settings.build_model(classes, in_shape)
+    learner = settings.method.learner_class()
+    trainer = getattr(learner, "trainer_class", Trainer)
+    return learner(trainer(model, loop, send_counts=run.weighting == "examples", made_by=settings), settings.own)

@@ -20,6 +20,10 @@ DEPLOYMENT = {
     "submit": "start a run on the connected sites and follow it",
     "status": "who is connected, and what runs",
     "stop": "end a run",
+    "join": "make a new data set a client of a finished run",
+    "predict": "let a client's personal model classify images",
+    "export": "a client's personal model as a file for other programs",
+    "data": "look at data before a run",
     "doctor": "check a machine before it joins, or when something is wrong",
 }
 

@@ -36,7 +36,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     site.add_argument("--insecure", action="store_true", help="no TLS and no key, as the server was started")
     site.add_argument("--site", required=True, metavar="NAME")
     site.add_argument("--state-dir", type=Path, required=True, metavar="DIR")
-    site.add_argument("--data", default="", metavar="URI", help="npz:FILE, cifar10:FOLDER or module:function")
+    site.add_argument("--data", default="", metavar="URI",
+                      help="folder:PATH, table:FILE, npz:FILE, cifar10:FOLDER, torchvision:NAME@ROOT, hub:NAME or module:function")
     site.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:NUMBER; default: auto")
     site.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads; default: 1")
     site.add_argument("--module-path", type=Path, default=Path(), metavar="DIR", help="where module:function is found; default: here")

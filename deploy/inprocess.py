@@ -134,11 +134,12 @@ class InProcessGrid(Grid):
                 worker.give(self._queue.popleft())
 
 
-def answer(app: ClientApp, message: Message, run_config: Mapping[str, Any], clients: int) -> Message:
-    """What the client that ``message`` is for replies."""
+def answer(app: ClientApp, message: Message, run_config: Mapping[str, Any], clients: int,
+           node_config: Mapping[str, Any] | None = None) -> Message:
+    """What the client that ``message`` is for replies; ``node_config`` is that of a site with data of its own."""
     node = message.metadata.dst_node_id
-    context = Context(run_id=RUN_ID, node_id=node, node_config={"partition-id": node - FIRST_NODE, "num-partitions": clients},
-                      state=RecordDict(), run_config=dict(run_config))
+    config: dict[str, Any] = {"partition-id": node - FIRST_NODE, "num-partitions": clients} if node_config is None else dict(node_config)
+    context = Context(run_id=RUN_ID, node_id=node, node_config=config, state=RecordDict(), run_config=dict(run_config))
     try:
         return app(message, context)
     except Exception as fault:  # as Flower does; an app with a guard never gets here

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shlex
 import sys
@@ -17,11 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from server_app.record import FREE_KEYS
+from server_app.record import FREE_KEYS, HELD_OUT
 from strategies.config import ConfigError, Scalar
 from strategies.registry import Settings, items_of_all, parse_run_config
-
-FILES = ("npz", "cifar10")
 
 
 class Finished(Exception):
@@ -54,7 +53,8 @@ def new_run(given: Mapping[str, Scalar], out: str) -> Launch:
     """
     settings = parse_run_config({**given, "out": out} if out else given)
     run, stamp = settings.run, time.strftime("%Y%m%d-%H%M%S")
-    name = f"{run.method}-{run.dataset.partition(':')[0]}-{run.partition}-{run.seed}-{stamp}"
+    division = re.sub(r"(?s:[?].*)|[^\w+-]", "", run.partition)  # its arguments may hold anything
+    name = f"{run.method}-{run.dataset.partition(':')[0]}-{division}-{run.seed}-{stamp}"
     folder = place("out", run.out or str(Path("runs", name)))
     if _there(folder / "run.json"):
         raise ConfigError(f"{folder} already holds a run; give another folder, or go on with that one: "
@@ -76,7 +76,7 @@ def resumed_run(given: Mapping[str, Scalar], where: str) -> Launch:
         If it is complete.
     """
     folder = place("--resume", where)
-    saved = _saved_settings(folder)
+    saved = saved_settings(folder)
     if (folder / "summary.json").exists():
         raise Finished(folder)
     settings = parse_run_config({**saved, **given})
@@ -84,14 +84,23 @@ def resumed_run(given: Mapping[str, Scalar], where: str) -> Launch:
     if changed:
         raise ConfigError(f"a run resumes with the settings it started with; {changed[0]} cannot change "
                           f"(free to change: {', '.join(sorted(FREE_KEYS - {'resume', 'out', 'state-dir'}))})")
-    # the folder may have been moved since
-    moved = saved.get("state-dir") == str(Path(str(saved.get("out")), "clients"))
-    state_dir = str(folder / "clients") if moved else settings.run.state_dir
+    state_dir = _inside(folder, saved) or settings.run.state_dir
     return Launch(replace(settings, run=replace(settings.run, out=str(folder), state_dir=state_dir, resume=True)), folder)
 
 
-def _saved_settings(folder: Path) -> dict[str, Any]:
-    """The flat run config that the run in ``folder`` wrote down."""
+def _inside(folder: Path, saved: Mapping[str, Any]) -> str:
+    """Where the clients' state lies if it lies in the run's folder, which may have been moved since; else ""."""
+    return str(folder / "clients") if saved.get("state-dir") == str(Path(str(saved.get("out")), "clients")) else ""
+
+
+def state_of(folder: Path, saved: Mapping[str, Any]) -> Path:
+    """The clients' state of the run in ``folder`` that wrote down ``saved``, as far as it lies on this machine."""
+    state_dir = _inside(folder, saved) or str(saved.get("state-dir") or Path.home() / ".fedhearth" / "state")
+    return place("state-dir", state_dir) / str(saved.get("run-id") or "run")
+
+
+def saved_settings(folder: Path) -> dict[str, Any]:
+    """The flat run config that the run in ``folder`` wrote down; raises ``ConfigError``."""
     try:
         saved = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         if not isinstance(saved, dict):
@@ -102,7 +111,8 @@ def _saved_settings(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {folder / 'run.json'}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{folder / 'run.json'} is damaged ({error}); restore it, or start the run anew in another folder") from None
-    return saved
+    # which clients are held out is the run's own note, no setting
+    return {key: value for key, value in saved.items() if key != HELD_OUT}
 
 
 def place(key: str, text: str) -> Path:
@@ -121,8 +131,8 @@ def _there(path: Path) -> bool:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[int]:
-    """Hold the folder's lock, so that a second writer is refused; yields the lock's file descriptor.
+def locked(folder: Path, patience: float = 0) -> Iterator[int]:
+    """Hold the folder's lock, so that a second writer is refused (after ``patience`` seconds); yields the lock's file descriptor.
 
     Raises
     ------
@@ -133,7 +143,7 @@ def locked(folder: Path) -> Iterator[int]:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock", timeout=0)
+        lock = FileLock(folder / ".lock", timeout=patience)
         lock.acquire()
     except Timeout:
         raise ConfigError(f"another process is writing to {folder}; wait for it, or end it first") from None
@@ -154,23 +164,23 @@ def check_data(settings: Settings) -> None:
         If the data are missing or damaged, cannot be divided as asked, or do not fit the model.
     """
     from client_app.data import DataError, PartitionError, open_data
+    from client_app.data.place import divided
     from client_app.loop_settings import DeviceError, LoopSettings
     from client_app.node import open_node
-    from models import build_model
 
     run = settings.run
-    kind, _, where = run.dataset.partition(":")
-    if kind in FILES and where and not _there(Path(where)):
+    where = divided(run.dataset)[1]
+    if where and not _there(Path(where)):
         raise ConfigError(f"dataset: {where} does not exist")
     try:
         _ = LoopSettings.from_config(run).torch_device
         data = open_data(run, open_node({"partition-id": 0, "num-partitions": run.clients}, run))
-        build_model(run.model, len(data.classes), data.input_shape, run.width, run.seed)
+        settings.build_model(len(data.classes), data.input_shape)
     except (DataError, PartitionError, DeviceError, ValueError) as error:
-        raise ConfigError(_told_here(error)) from error
+        raise ConfigError(told_here(error)) from error
 
 
-def _told_here(error: Exception) -> str:
+def told_here(error: Exception) -> str:
     """``error`` with what its own text leaves out, since it may travel: where the data were, and what a user's code said."""
     path, cause = getattr(error, "path", ""), error.__cause__
     said = " ".join(f"{type(cause).__name__}: {cause}".split()) if cause else ""
@@ -197,5 +207,6 @@ def cores() -> int:
 
 def _absolute(dataset: str) -> str:
     """Worker processes may have another current folder."""
-    kind, colon, where = dataset.partition(":")
-    return f"{kind}:{place('dataset', where)}" if kind in FILES and colon and where else dataset
+    from client_app.data.place import with_absolute_place
+
+    return with_absolute_place(dataset, lambda where: place("dataset", where))

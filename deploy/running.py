@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shlex
 import signal
 import sys
@@ -50,7 +49,7 @@ def _supervised(launch: Launch, engine: str, workers: int, lock: int, quiet: boo
     print(f"{launch.settings.method.name} on {config.dataset}, {config.clients} clients, {config.rounds} rounds, {engine} engine, "
           f"{workers} worker{'s' if workers > 1 else ''}\nresults: {launch.folder}", flush=True)
     try:
-        with logged(launch.folder / "run.log"), display(config.rounds, math.ceil(config.fraction * config.clients - 1e-9), quiet) as shown:
+        with logged(launch.folder / "run.log"), display(config.rounds, config.asked_each_round, quiet) as shown:
             summary = _on_ray(launch, workers, lock, shown) if engine == "ray" else _in_process(launch, workers, shown)
     except KeyboardInterrupt:
         print(f"fedhearth: interrupted; go on with: {resume}", file=sys.stderr)
@@ -105,6 +104,9 @@ def outcome_table(summary: Mapping[str, Any], folder: Path) -> str:
         if summary.get(kind):
             cells = "".join(f"{_figure(summary, kind, name):>14}" for name in ("mean", "worst", "bottom20"))
             lines.append(f"{f'{kind} ({when})':28} {cells[1:]}")
+    if tails := (summary.get("held_out") or {}).get("tails"):
+        cells = "".join(f"{100 * tails[name]:>14.1f}" for name in ("mean", "worst", "bottom20"))
+        lines.append(f"{'held-out clients, served':28}{cells}")
     if summary.get("served_raw"):
         lines.append("in brackets: with BatchNorm statistics as averaged")
     if clusters := summary.get("clusters"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import secrets
 import shlex
 import shutil
@@ -64,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{launch.settings.method.name}, {config.clients} sites, {config.rounds} rounds; run {number}\n"
               f"results: {launch.folder}", flush=True)
         try:
-            with display(config.rounds, math.ceil(config.fraction * config.clients - 1e-9), options.quiet) as shown:
+            with display(config.rounds, config.asked_each_round, options.quiet) as shown:
                 ended = follow(link, number, launch.folder, shown)
         except KeyboardInterrupt:
             print(f"fedhearth: no longer followed, but the run goes on; see fedhearth status, or end it with fedhearth stop {number}",

@@ -114,7 +114,10 @@ def expected_files(name: str) -> tuple[str, ...]:
 
 def _twin(name: str) -> VisionTransformer:
     base, size = TWINS[name]
-    return _create(base, pretrained=False, weight_init="jax", **size)
+    vit = _create(base, pretrained=False, weight_init="jax", **size)
+    if isinstance(vit.head, nn.Linear):  # "jax" leaves it at zero; a projection must show the features
+        nn.init.normal_(vit.head.weight, std=vit.embed_dim**-0.5)
+    return vit
 
 
 def _from_hub(name: str) -> VisionTransformer:

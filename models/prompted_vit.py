@@ -62,6 +62,7 @@ class PromptedViT(nn.Module):
 
     Attributes
     ----------
+    bound : prompts start uniform within it.
     vit : the backbone, frozen here; it may be shared between models. bfloat16 weights run under autocast, whoever calls.
     shared, classes : the prompts P_S (layers, n_S, D) and P_C (C, D), or None where the configuration uses none.
     head : ``nn.Linear``, (B, D) to logits (B, C), started at zero.
@@ -86,7 +87,7 @@ class PromptedViT(nn.Module):
         _check(backbone, num_classes, config)
         dim = backbone.embed_dim
         self.vit, self.config = backbone.requires_grad_(False).eval(), config
-        bound = math.sqrt(6 / (backbone.patch_embed.proj.weight[0].numel() + dim))
+        bound = self.bound = math.sqrt(6 / (backbone.patch_embed.proj.weight[0].numel() + dim))
         generator = torch.Generator().manual_seed(seed)
 
         def prompt(*shape: int) -> nn.Parameter | None:
@@ -107,7 +108,7 @@ class PromptedViT(nn.Module):
     def trace(self, images: Tensor) -> Trace:
         """The forward pass of images (B, 3, S, S) with CLS tokens and mixture weights; see ``Trace``."""
         features, cls, mixtures = self._walk(images, mixed=True)
-        with _exact(features):
+        with exact(features):
             logits = self.head(features)
         return Trace(logits, _stack(cls, features), _stack(mixtures, logits))
 
@@ -123,6 +124,11 @@ class PromptedViT(nn.Module):
         """
         features, cls, _ = self._walk(images, mixed, until=max(self.config.class_at, default=0))
         return _stack(cls, features)
+
+    def weights_of(self, tokens: Tensor, place: int) -> Tensor:
+        """s (B, C) for CLS tokens (B, D), float32, entering the ``place``-th layer of ``class_at``."""
+        config = self.config
+        return mixture_weights(tokens, self.prototypes[place], self.log_prior, config.tau, config.cosine, config.score)
 
     def set_prior(self, prior: np.ndarray | None) -> None:
         """Use this client's class prior (C,), smoothed and so above 0 everywhere; None is a flat one.
@@ -188,7 +194,8 @@ class PromptedViT(nn.Module):
             x, held, appended = self._embed(images), 0, 0  # x is (B, T, D)
             for layer, block in enumerate(self.vit.blocks, start=1):
                 if self.shared is not None and layer in config.shared_at:
-                    prompt = self.shared[config.shared_at.index(layer)].to(x.dtype).expand(len(images), -1, -1)
+                    # not len(images), which would fix the batch of an exported model
+                    prompt = self.shared[config.shared_at.index(layer)].to(x.dtype).expand(images.shape[0], -1, -1)
                     x = torch.cat([x[:, : 1 + appended], prompt, x[:, 1 + appended + held :]], dim=1)
                     held = config.shared_tokens
                 chosen = layer in config.class_at
@@ -219,11 +226,9 @@ class PromptedViT(nn.Module):
 
     def _mixture(self, cls: Tensor, place: int) -> tuple[Tensor, Tensor]:
         """s (B, C) and m (B, D) for CLS tokens (B, D) at the ``place``-th chosen layer, in float32."""
-        config = self.config
         assert self.classes is not None
-        with _exact(cls):
-            token = (cls.detach() if config.stop_cls else cls).float()
-            s = mixture_weights(token, self.prototypes[place], self.log_prior, config.tau, config.cosine, config.score)
+        with exact(cls):
+            s = self.weights_of((cls.detach() if self.config.stop_cls else cls).float(), place)
             return s, s @ self.classes
 
     def _run(self, block: nn.Module, x: Tensor) -> Tensor:
@@ -237,7 +242,7 @@ class PromptedViT(nn.Module):
         return torch.autocast(weight.device.type, torch.bfloat16) if weight.dtype == torch.bfloat16 else nullcontext()
 
 
-def _exact(tensor: Tensor) -> AbstractContextManager[object]:
+def exact(tensor: Tensor) -> AbstractContextManager[object]:
     """Scores and logits stay in float32 whatever the caller's autocast says: they are small, and centred cosines need it."""
     return torch.autocast(tensor.device.type, enabled=False)
 

@@ -20,6 +20,7 @@ import difflib
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,6 +34,17 @@ class ModelError(ValueError):
     """No such model, or tensors that do not fit it. The text holds no weight and no path."""
 
 
+class ModelSettings(Protocol):
+    """What a run says of its split model."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
 class SplitModel(nn.Module):
     """``head(encoder(x))``.
 
@@ -42,6 +54,8 @@ class SplitModel(nn.Module):
     head : ``nn.Linear``, features (B, D) to logits (B, C).
     feature_dim : D.
     """
+
+    parts = PARTS
 
     def __init__(self, encoder: nn.Module, feature_dim: int, num_classes: int) -> None:
         super().__init__()
@@ -132,7 +146,7 @@ def build_model(
         raise ModelError(f"a model needs classes >= 1 and width >= 0, got {num_classes} and {width}")
     if len(in_shape) != 3 or in_shape[0] < 1 or min(in_shape[1:]) < SMALLEST_SIDE:
         raise ModelError(
-            f"an image must be (channels, height, width) with sides of {SMALLEST_SIDE} pixels or more, "
+            f"an image for model {name!r} must be (channels, height, width) with sides of {SMALLEST_SIDE} pixels or more, "
             f"got {tuple(in_shape)}. Enlarge smaller images in the data loader"
         )
     encoder_of, default_width = (_own_encoder(name), 0) if ":" in name else _ENCODERS[name]
@@ -145,6 +159,11 @@ def build_model(
         except (MemoryError, RuntimeError) as error:  # torch says RuntimeError
             raise ModelError(f"a model of width {width or default_width} does not fit in this machine's memory; "
                              "use a smaller width") from error
+
+
+def split_model(run: ModelSettings, own: object, classes: int, in_shape: tuple[int, int, int], weights: bool = True) -> SplitModel:
+    """The split model of a run, as the registry asks for it; ``own`` and ``weights`` change nothing."""
+    return build_model(run.model, classes, in_shape, run.width, run.seed)
 
 
 def _own_encoder(reference: str) -> _EncoderOf:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Literal
@@ -47,13 +47,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """One method with its distinguishing settings: ``figures`` by name (mean, worst, bottom20)."""
+    """One method with its distinguishing settings: ``figures`` by name (mean, worst, bottom20), and those of the
+    clients kept out of training in ``held_out``, empty if there are none.
+    """
 
     label: str
     seeds: tuple[int, ...]
     clients: tuple[int, ...]
     figures: Mapping[str, Figure]
     difference: Difference | None
+    held_out: Mapping[str, Figure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,19 +136,25 @@ def _table(rows: Mapping[str, Sequence[Run]], kind: Kind) -> tuple[Row, ...]:
             clients=tuple(sorted({run.summary[kind]["n"] for run in row})),
             figures={name: _figure(row, kind, name) for name in FIGURES},
             difference=None if row is first else _difference(row, first, kind),
+            held_out=_held_out(row) if kind == "served" else {},
         )
         for label, row in scored.items()
     )
 
 
 def _figure(row: Sequence[Run], kind: Kind, name: str) -> Figure:
-    values = [run.summary[kind][name] for run in row]
     raw = [run.summary[f"{kind}_raw"][name] for run in row if run.summary.get(f"{kind}_raw")]
-    return Figure(
-        value=mean(values),
-        std=stdev(values) if len(values) > 1 else None,
-        raw=mean(raw) if len(raw) == len(values) else None,
-    )
+    return _over_seeds([run.summary[kind][name] for run in row], mean(raw) if len(raw) == len(row) else None)
+
+
+def _held_out(row: Sequence[Run]) -> dict[str, Figure]:
+    """Figures over the clients kept out of training, where every run of the row has some."""
+    tails = [run.held_out for run in row if run.held_out]
+    return {name: _over_seeds([t[name] for t in tails]) for name in FIGURES} if len(tails) == len(row) else {}
+
+
+def _over_seeds(values: Sequence[float], raw: float | None = None) -> Figure:
+    return Figure(value=mean(values), std=stdev(values) if len(values) > 1 else None, raw=raw)
 
 
 def _difference(row: Sequence[Run], first: Sequence[Run], kind: Kind) -> Difference | None:
@@ -219,10 +228,17 @@ def _blocks(comparison: Comparison) -> list[tuple[str, list[list[str]]]]:
         ("adapted", comparison.adapted),
     )
     head = ["method", "seeds", "clients", "mean", "worst", "bottom 20 %", "bottom 20 %, difference"]
-    return [(comparison.captions[kind], [head, *map(_cells, rows)]) for kind, rows in tables if rows]
+    outside = [f"held-out clients, {name}" for name in ("mean", "worst", "bottom 20 %")]
+    blocks = []
+    for kind, rows in tables:
+        some = any(row.held_out for row in rows)
+        if rows:
+            blocks.append((comparison.captions[kind], [head + outside * some, *(_cells(row, some) for row in rows)]))
+    return blocks
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, outside: bool) -> list[str]:
+    """One line; with ``outside`` also the columns of the clients kept out of training."""
     gap = row.difference
     return [
         row.label,
@@ -230,6 +246,7 @@ def _cells(row: Row) -> list[str]:
         " or ".join(map(str, row.clients)),
         *(_shown(row.figures[name]) for name in FIGURES),
         f"{100 * gap.value:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]" if gap else "–",
+        *((_shown(row.held_out[name]) if row.held_out else "–" for name in FIGURES) if outside else ()),
     ]
 
 

@@ -26,6 +26,11 @@ class Run:
     accuracy: Mapping[str, Mapping[str, float]]
 
     @property
+    def held_out(self) -> Mapping[str, float] | None:
+        """The tails of the clients kept out of training, None if there were none or none of them was scored."""
+        return (self.summary.get("held_out") or {}).get("tails")
+
+    @property
     def key(self) -> tuple[str, int]:
         """What must agree for two runs to be paired: split and seed."""
         return self.summary["split_hash"], self.summary["seed"]
@@ -66,21 +71,29 @@ def _problem(summary: Any) -> str:
         return "has no served scores: nothing was scored in the closing evaluation"
     for kind in ("served", "adapted", *(raw for raw in ("served_raw", "adapted_raw") if summary.get(raw))):
         figures = summary.get(kind) or dict.fromkeys((*FIGURES, "n"), 0)
-        if not isinstance(figures, dict) or not all(
-            isinstance(figures.get(k), int | float) and math.isfinite(figures[k]) for k in (*FIGURES, "n")
-        ):
+        if not isinstance(figures, dict) or not all(_is_number(figures.get(k)) for k in (*FIGURES, "n")):
             return f"is damaged: {kind!r} must hold numbers for {', '.join(FIGURES)} and n"
+    outside = summary.get("held_out") or {}
+    tails = outside.get("tails") or dict.fromkeys(FIGURES, 0) if isinstance(outside, dict) else None
+    if not isinstance(tails, dict) or not all(_is_number(tails.get(k)) for k in FIGURES):
+        return f"is damaged: 'held_out' must hold tails with numbers for {', '.join(FIGURES)}"
     return ""
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def _accuracy(table: Path) -> dict[str, dict[str, float]]:
-    """served and adapted by client; empty without a clients.csv, which costs the paired differences only."""
+    """served and adapted by client that took part in training; empty without a clients.csv, which costs the paired differences only."""
     out: dict[str, dict[str, float]] = {"served": {}, "adapted": {}}
     if not table.exists():
         return out
     try:
         with table.open(encoding="utf-8", newline="") as lines:
             for line in csv.DictReader(lines):
+                if line.get("held_out") == "yes":
+                    continue
                 for kind, scores in out.items():
                     if line.get(kind):
                         scores[line["client"]] = float(line[kind])

@@ -35,7 +35,7 @@ def split_picture(split: Mapping[str, Any], order: Sequence[str]) -> str:
         cells,
         aspect="auto",
         interpolation="none",
-        cmap=_ramp("counts", "#2f80d000", MANY),
+        cmap=colour_ramp("counts", "#2f80d000", MANY),
         vmin=0,
         vmax=max(1.0, cells.max(initial=0)),
     )
@@ -70,7 +70,7 @@ def similarity_picture(clusters: Mapping[str, Any]) -> str:
         interpolation="none",
         vmin=-1,
         vmax=1,
-        cmap=_ramp("signed", LESS, "#80808000", MANY),
+        cmap=colour_ramp("signed", LESS, "#80808000", MANY),
     )
     for place in range(1, len(order)):
         if assignment.get(clients[order[place]]) != assignment.get(clients[order[place - 1]]):
@@ -155,7 +155,7 @@ def _name_rows(axes: Axes, clients: Sequence[str], groups: Mapping[str, Any]) ->
     )
 
 
-def _ramp(name: str, *colours: str) -> Colormap:
+def colour_ramp(name: str, *colours: str) -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list(name, list(colours))

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from server_app import figures, heatmaps, sections
+from server_app import figures, heatmaps, prototype_figures, sections
+from server_app.cache_figures import cache_charts, cache_section
 from server_app.sections import SPACE, number, percent
 from server_app.style import CSS
 from server_app.summary import Findings, refreshes
+from strategies.data_warnings import MEANING, few
 
 
 def page(found: Findings) -> str:
@@ -33,9 +35,11 @@ def page(found: Findings) -> str:
             f"<p class=lead>{finding(found)}</p>",
             _cards(found),
             _warnings(found),
-            f"<div class=grid>{''.join(_charts(found))}</div>",
+            f"<div class=grid>{''.join((*_charts(found), *_prototype_charts(found), *_cache_charts(found)))}</div>",
             sections.scores(found),
+            sections.held_out(found),
             sections.traffic(found),
+            cache_section(found),
             sections.dropped(found),
             sections.reproduce(found),
             sections.clients(found),
@@ -55,7 +59,7 @@ def finding(found: Findings) -> str:
     served = found.summary["served"]
     if not served:
         return "No client was scored in the closing evaluation, so nothing can be said about the tail."
-    worst = min((r for r in found.rows if r.served is not None), key=lambda r: (r.served, r.client))
+    worst = min((r for r in found.participants if r.served is not None), key=lambda r: (r.served, r.client))
     group = f" ({escape(worst.group)})" if worst.group else ""
     under = 100 * (served["mean"] - served["worst"])
     low = -(-served["n"] // 5)
@@ -93,6 +97,8 @@ def _warnings(found: Findings) -> str:
         "the closing evaluation) and are not in these figures."
         if missing
         else "",
+        *(f"Data check: {MEANING[kind]} at {len(clients)} of {s['clients']} clients ({escape(few(clients))})."
+          for kind, clients in s["data_warnings"].items()),
     ]
     return "".join(f"<p class=note>{line}</p>" for line in lines if line)
 
@@ -103,7 +109,7 @@ def _charts(found: Findings) -> Iterable[str]:
     if s["served"]:
         yield _figure(
             "Every client",
-            figures.client_bars(found.rows),
+            figures.client_bars(found.participants),
             "Served accuracy after the last round, sorted. "
             "<span class=tail>■</span> bottom 20 %, <span class=calm>■</span> the others.",
         )
@@ -142,6 +148,28 @@ def _charts(found: Findings) -> Iterable[str]:
             f"silhouette {number(s['clusters']['silhouette'])}"
             + (f", adjusted Rand index against the split's groups {rand:.2f}." if rand is not None else "."),
         )
+
+
+def _prototype_charts(found: Findings) -> Iterable[str]:
+    """Of methods with class prototypes: typical mixtures after the last round, and the prototypes' movement."""
+    last = found.records[-1].get("diagnostics") or {} if found.records else {}
+    if last.get("mixture_map"):
+        yield _figure(
+            "Mixtures of class prompts",
+            prototype_figures.mixture_picture(last["mixture_map"], (found.split or {}).get("classes") or ()),
+            "What a sample that lies at its class's global prototype gets of each class prompt, in %, with a flat prior; mean over "
+            "the layers. It follows from the global prototypes alone.",
+        )
+    if prototype_figures.drifts_of(found.records):
+        yield _figure(
+            "Movement of class prototypes",
+            prototype_figures.drift_curves(found.records),
+            "Length of each round's step, relative to the prototypes before it.",
+        )
+
+
+def _cache_charts(found: Findings) -> Iterable[str]:
+    return (_figure(*chart) for chart in cache_charts(found))
 
 
 def _figure(heading: str, svg: str, caption: str) -> str:

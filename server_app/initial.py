@@ -17,32 +17,28 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from strategies.config import RunConfig
+from strategies.registry import Settings, items_of_all, parse_run_config
 from strategies.types import Slots
 
-PARTS = ("encoder", "head")
 
-
-def initial_model(run: RunConfig, classes: int, in_shape: tuple[int, int, int]) -> Slots:
-    """The parts of the first model, float32. Raises what ``models.build_model`` raises."""
+def initial_model(settings: Settings, classes: int, in_shape: tuple[int, int, int]) -> Slots:
+    """The travelling parts of the first model, float32. Raises what ``Settings.build_model`` raises."""
     if "torch" not in sys.modules:
-        built = _built_elsewhere(run, classes, in_shape)
+        built = _built_elsewhere(settings, classes, in_shape)
         if built is not None:
             return built
-    return built_here(run, classes, in_shape)
+    return built_here(settings, classes, in_shape)
 
 
-def built_here(run: RunConfig, classes: int, in_shape: tuple[int, int, int]) -> Slots:
+def built_here(settings: Settings, classes: int, in_shape: tuple[int, int, int]) -> Slots:
     """The same, in this process."""
-    from models import build_model
-
-    model = build_model(run.model, classes, in_shape, run.width, run.seed)
-    return {part: {name: tensor.copy() for name, tensor in model.tensors(part).items()} for part in PARTS}
+    model = settings.build_model(classes, in_shape, weights=False)
+    return {part: {name: tensor.copy() for name, tensor in model.tensors(part).items()} for part in model.parts}
 
 
-def _built_elsewhere(run: RunConfig, classes: int, in_shape: tuple[int, int, int]) -> Slots | None:
+def _built_elsewhere(settings: Settings, classes: int, in_shape: tuple[int, int, int]) -> Slots | None:
     """None if the other process did not succeed: building here then gives the error, or the model."""
-    words = {"model": run.model, "width": run.width, "seed": run.seed, "classes": classes, "in_shape": in_shape}
+    words = {"settings": items_of_all(settings), "classes": classes, "in_shape": in_shape}
     # Flower puts the app's folder on sys.path only, which a child does not inherit
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with tempfile.TemporaryDirectory() as folder:
@@ -59,8 +55,7 @@ def _built_elsewhere(run: RunConfig, classes: int, in_shape: tuple[int, int, int
 
 def main() -> None:
     words, file = json.loads(sys.argv[1]), sys.argv[2]
-    run = RunConfig(model=words["model"], width=words["width"], seed=words["seed"])
-    parts = built_here(run, words["classes"], tuple(words["in_shape"]))
+    parts = built_here(parse_run_config(words["settings"]), words["classes"], tuple(words["in_shape"]))
     save_file({f"{part}/{name}": t for part, tensors in parts.items() for name, t in tensors.items()}, file)
     print(json.dumps({part: list(tensors) for part, tensors in parts.items()}))
 

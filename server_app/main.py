@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from server_app.initial import initial_model
 from server_app.memory import give_back_freed_memory
-from server_app.record import RunRecorder, open_run
+from server_app.record import RunRecorder, held_out_before, note_held_out, open_run
 from server_app.roster import Roster
 from server_app.rounds import OnReply, Plan, RunFailed, run_rounds
 from strategies.adapter import RuleStrategy
@@ -50,8 +50,9 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
     folder = open_run(settings, flat)
     roster = Roster(run.seed, run.fraction)
     roster.gather(grid, run.clients, wait=HELLO_WAIT, deadline=min(run.deadline, HELLO_DEADLINE))
+    note_held_out(folder, roster.hold_out(run.held_out_count, held_out_before(folder)))
     hello = roster.hellos[roster.names()[0]]
-    start = initial_model(run, hello.classes, hello.input_shape)
+    start = initial_model(settings, hello.classes, hello.input_shape)
     recorder = RunRecorder(folder, settings, flat, engine, roster)
     strategy = RuleStrategy(settings.method.rule_class()(settings.own, run, recorder.shelf), settings.wire, start,
                             {part: layout_of(tensors) for part, tensors in start.items()}, roster, run)
@@ -69,7 +70,8 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
         if on_round:
             on_round(record)
 
-    run_rounds(grid, strategy, ArrayRecord(), plan, after_round, lambda o: recorder.after_evaluate(strategy, o), on_reply)
+    run_rounds(grid, strategy, ArrayRecord(), plan, after_round, lambda o: recorder.after_evaluate(strategy, o), on_reply,
+               lambda o: recorder.after_join(strategy, o))
     summary = recorder.finish(strategy)
     log.info("results in %s", folder)
     return summary

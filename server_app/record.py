@@ -12,15 +12,16 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from server_app.checkpoint import Checkpoints, sync_to_disk
+from server_app.checkpoint import Checkpoints
+from server_app.durable import sync_to_disk
 from server_app.encoder_shelf import EncoderShelf
 from server_app.report import RunReport, replace_text
-from server_app.roster import Roster
+from server_app.roster import Roster, data_warnings
 from server_app.rounds import Outcome
 from strategies.adapter import RuleStrategy
 from strategies.config import ConfigError
@@ -30,6 +31,8 @@ from strategies.split_hash import combined_hash
 log = logging.getLogger(__name__)
 # A resumed run may change where and how patiently it runs, not what it computes.
 FREE_KEYS = frozenset({"resume", "out", "state-dir", "deadline", "quorum", "max-void-rounds", "threads"})
+# What run.json says beside the settings: which clients are kept out of training.
+HELD_OUT = "held-out-clients"
 
 
 def open_run(settings: Settings, flat: Mapping[str, Any]) -> Path:
@@ -56,10 +59,23 @@ def open_run(settings: Settings, flat: Mapping[str, Any]) -> Path:
         before = dict(json.loads(saved.read_text(encoding="utf-8")))
     except (ValueError, TypeError):
         raise ConfigError("the run.json in out is damaged; restore it, or start the run anew in another folder") from None
-    differing = sorted(k for k in (before.keys() | flat.keys()) - FREE_KEYS if before.get(k) != flat.get(k))
+    differing = sorted(k for k in (before.keys() | flat.keys()) - FREE_KEYS - {HELD_OUT} if before.get(k) != flat.get(k))
     if differing:
         raise ConfigError(f"a run resumes with the settings it started with; different now: {', '.join(differing)}")
     return folder
+
+
+def held_out_before(folder: Path) -> tuple[str, ...] | None:
+    """The clients that the run in ``folder`` keeps out of training, None if it has not chosen them yet."""
+    noted = json.loads((folder / "run.json").read_text(encoding="utf-8")).get(HELD_OUT)
+    return None if noted is None else tuple(noted)
+
+
+def note_held_out(folder: Path, names: Sequence[str]) -> None:
+    """Write the held-out clients down before round 1, so that a resumed run keeps the same ones out, whoever is there then."""
+    saved = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    if names and HELD_OUT not in saved:
+        replace_text(folder / "run.json", json.dumps({**saved, HELD_OUT: list(names)}, indent=1, sort_keys=True))
 
 
 class RunRecorder:
@@ -73,6 +89,7 @@ class RunRecorder:
         self._report: RunReport | None = None
         self._kept: dict[str, int] = {}
         self._final: dict[str, Any] = {}
+        self._joined: dict[str, Any] = {}
         self._began = time.monotonic()
 
     @property
@@ -115,6 +132,10 @@ class RunRecorder:
         self._kept = kept
         return record
 
+    def after_join(self, strategy: RuleStrategy, outcome: Outcome) -> None:
+        newcomers = strategy.rule.diagnostics(strategy.state).get("newcomers", {})
+        self._joined = {"record": strategy.tally.record(), "mixtures": newcomers}
+
     def after_evaluate(self, strategy: RuleStrategy, outcome: Outcome) -> None:
         self._final = strategy.tally.record()
 
@@ -123,12 +144,22 @@ class RunRecorder:
         run = self.settings.run
         return self.report.finish({
             **self._final,
+            "held_out": self.roster.held_out(),
+            "serves_newcomers": getattr(strategy.rule, "serves_newcomers", True),
+            "data_warnings": data_warnings(self.roster.hellos),
+            "joined": self._joined,
+            "model": self._model(),
             "seconds": time.monotonic() - self._began,
             "peak_rss_mib": peak_rss_mib(),
-            "split_hash": combined_hash({name: hello.split_digest for name, hello in self.roster.hellos.items()}),
+            "split_hash": combined_hash({name: hello.split_digest for name, hello in self.roster.hellos.items()}, self.roster.held_out()),
             "versions": {"python": platform.python_version(), **{p: version(p) for p in ("flwr", "torch", "numpy", "scikit-learn")}},
             "personal_models": str(Path(run.state_dir).expanduser() / (run.run_id or "run")) if run.state_dir else "",
         })
+
+    def _model(self) -> dict[str, Any]:
+        """What all clients agreed on, and one that joins later must fit."""
+        hello = self.roster.hellos[self.roster.names()[0]]
+        return {"classes": hello.classes, "class-digest": hello.class_digest, "input-shape": list(hello.input_shape)}
 
     def _split(self) -> str | None:
         """What identifies the samples of a simulation; None on separate machines, whose sites say nothing of theirs."""

@@ -6,7 +6,8 @@ summary.json    the run in numbers: the closing evaluation, tails, bytes, second
 clients.csv     one row a client
 report.html     the same for people, in one file
 
-``split.json`` beside them is written by the client side of a simulation; on separate machines nobody has it.
+``split.json`` beside them is written by the client side of a simulation, and ``split.png`` is drawn from it; on separate
+machines nobody has them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
+from server_app.durable import replacing
 from server_app.events import ScalarLog
 from server_app.html import page
+from server_app.split_png import write_split_png
 from server_app.summary import ClientRow, Findings, findings, plain, tail
 
 
@@ -75,13 +77,14 @@ class RunReport:
         """Write summary.json, clients.csv and report.html, and return the summary.
 
         ``final`` holds the closing evaluation (``served``, ``served_raw``, ``n_train``, ``n_test``) and
-        ``peak_rss_mib``, ``split_hash``, ``versions``, ``personal_models`` and ``seconds``.
+        ``peak_rss_mib``, ``split_hash``, ``versions``, ``personal_models``, ``model`` and ``seconds``; of clients kept out of
+        training ``held_out`` and ``joined``.
         """
         records = read_rounds(self.out / "rounds.jsonl")
         found = findings(
             self.config, self.engine, records, plain(final), _read_split(self.out), self._seconds_before
         )
-        self._log_served(int(found.summary["rounds"]), final.get("served"))
+        self._log_served(int(found.summary["rounds"]), {r.client: r.served for r in found.participants if r.served is not None})
         self._scalars.close()
         write_findings(self.out, found)
         return dict(found.summary)
@@ -96,6 +99,8 @@ class RunReport:
 def write_findings(out: Path, found: Findings) -> None:
     """The three closing files; summary.json last, since its presence says that the run is complete."""
     replace_text(out / "clients.csv", _csv(found))
+    if found.split:
+        write_split_png(found.split, out / "split.png")
     replace_text(out / "report.html", page(found))
     replace_text(
         out / "summary.json", json.dumps(found.summary, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
@@ -131,12 +136,8 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
 
 def replace_text(path: Path, text: str) -> None:
     """Write ``path`` so that a reader sees the old file or the new one, never a part."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    with replacing(path) as torn:
+        torn.write_text(text, encoding="utf-8", newline="")
 
 
 def _line(record: Mapping[str, Any]) -> str:
@@ -167,5 +168,6 @@ def _csv(found: Findings) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(field.name for field in fields(ClientRow))
-    table.writerows(astuple(row) for row in found.rows)
+    table.writerows([("yes" if cell else "no") if isinstance(cell, bool) else cell for cell in astuple(row)]
+                    for row in found.rows)
     return text.getvalue()

@@ -8,8 +8,8 @@ not depend on node ids or on the order in which nodes connected.
 from __future__ import annotations
 
 import logging
-import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -17,8 +17,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from server_app.rounds import Outcome, Plan, RunFailed, exchange
-from strategies.adapter import OWN_ERROR, word_of
+from strategies.data_warnings import MEANING, few, heard
+from strategies.held_out import asked_of, held_out_names
 from strategies.seeds import derive_seed
+from strategies.tally import OWN_ERROR, word_of
 from strategies.wire import HELLO, WireViolation, unpack_hello
 
 log = logging.getLogger(__name__)
@@ -33,20 +35,23 @@ class CannotStart(RunFailed):
 
 @dataclass(frozen=True)
 class Hello:
-    """What a client said of itself: its name, what the model must fit, and the digest of its part of the split."""
+    """What a client said of itself: its name, what the model must fit, the digest of its part of the split, and the kinds of warnings
+    that its own look at its data gave."""
 
     site: str
     classes: int
     class_digest: str
     input_shape: tuple[int, int, int]
     split_digest: str
+    warnings: tuple[str, ...] = ()
 
 
 class Roster:
-    """The clients of one run, by name."""
+    """The clients of one run, by name. Those held out of training are chosen once, when all have said hello."""
 
     def __init__(self, seed: int, fraction: float) -> None:
         self.seed, self.fraction = seed, fraction
+        self._held_out: tuple[str, ...] = ()
         self._node_of: dict[str, int] = {}
         self._known_nodes: set[int] = set()
         self._rivals: dict[int, Hello] = {}  # nodes that say a name which another one has
@@ -56,14 +61,32 @@ class Roster:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self.hellos))
 
+    def held_out(self) -> tuple[str, ...]:
+        """The clients kept out of training, in sorted order."""
+        return self._held_out
+
+    def participants(self) -> tuple[str, ...]:
+        """All others. Who comes only after the run has begun is one of them."""
+        return tuple(name for name in self.names() if name not in self._held_out)
+
+    def hold_out(self, count: int, before: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        """Keep ``count`` clients, drawn by seed from the sorted names, out of training; returns them.
+
+        ``before`` are those of the run that is resumed, whoever is here now. One client at least stays in training.
+        """
+        names = self.names()
+        drawn = held_out_names(names, min(count, len(names) - 1), self.seed)
+        self._held_out = drawn if before is None else tuple(sorted(before))
+        return self._held_out
+
     def node_id(self, name: str) -> int | None:
         """The node that speaks for ``name`` now, or None while it is offline."""
         return self._node_of.get(name)
 
     def sample(self, round_number: int) -> tuple[str, ...]:
-        """The clients asked in a round: all, or a seeded draw without replacement, in sorted order."""
-        names = self.names()
-        count = max(1, math.ceil(self.fraction * len(names) - 1e-9))
+        """The participants asked in a round: all, or a seeded draw without replacement, in sorted order."""
+        names = self.participants()
+        count = asked_of(len(names), self.fraction)
         if count == len(names):
             return names
         return tuple(sorted(Random(derive_seed(self.seed, "sample", round_number)).sample(names, count)))
@@ -86,6 +109,7 @@ class Roster:
                                 f"{', '.join(self.names()) or 'none'}. Start the others, or set clients to the number there are.")
             time.sleep(POLL)
         self._started = True
+        _log_data_warnings(self.hellos)
 
     def refresh(self, grid: Grid, deadline: float) -> None:
         """Greet nodes that are new since the last time, forget those that left.
@@ -127,7 +151,8 @@ class Roster:
             said = unpack_hello(reply.content)
         except WireViolation as wrong:
             raise CannotStart(f"a client's hello cannot be read: {wrong}; all sites need the same version of this app") from None
-        hello = Hello(said["site"], int(said["classes"]), said["class-digest"], _shape(said["input-shape"]), said["split-digest"])
+        hello = Hello(said["site"], int(said["classes"]), said["class-digest"], _shape(said["input-shape"]), said["split-digest"],
+                      heard(said["warnings"]))
         self._check_name(hello.site)
         self._check_alike(hello)
         if hello.site in self._node_of:
@@ -160,8 +185,21 @@ class Roster:
                 mine, theirs = getattr(hello, what), getattr(other, what)
                 if mine != theirs:
                     raise CannotStart(f"clients differ in their {label}: {other.site} says {theirs}, {hello.site} says {mine}; "
-                                    "all sites need the same classes in the same order, and images of one shape")
+                                    "all sites need the same classes in the same order, and images of one shape. At each of the two, "
+                                    "`fedhearth data check URI --classes NAME,NAME,...` with the names all agreed on says what differs")
             return  # the others were compared with this one
+
+
+def data_warnings(hellos: Mapping[str, Hello]) -> dict[str, list[str]]:
+    """Kind of warning -> the clients whose own look at their data gave it, sorted; only kinds that occur."""
+    found = {kind: sorted(name for name, hello in hellos.items() if kind in hello.warnings) for kind in MEANING}
+    return {kind: clients for kind, clients in found.items() if clients}
+
+
+def _log_data_warnings(hellos: Mapping[str, Hello]) -> None:
+    if noted := data_warnings(hellos):
+        log.warning("data check: %s; the clients' own logs say more, and `fedhearth data check` there",
+                    "; ".join(f"{MEANING[kind]} ({few(clients)})" for kind, clients in noted.items()))
 
 
 def _shape(text: str) -> tuple[int, int, int]:

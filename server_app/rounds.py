@@ -1,5 +1,8 @@
 """The round loop: it drives any Flower ``Strategy`` through its five public methods.
 
+A strategy may have two more, ``configure_join`` and ``aggregate_join``, for clients that were held out of training: one
+exchange after the last round, before the closing evaluation.
+
 Flower's own ``Strategy.start`` keeps every reply of a round in memory, waits for ever, and cannot resume
 (FLOWER.md 5, 6, 11.9). Here replies stream: they are handed to ``aggregate_*`` as a generator, *in the order of the
 messages* whatever order they arrive in, so that a sum of floats does not depend on who was faster; a reply that is
@@ -82,14 +85,15 @@ class Outcome:
 
 OnReply = Callable[[int, int, int], None]  # (round, replies so far, messages so far)
 OnRound = Callable[[Outcome], None]
+Fold = Callable[[int, Iterable[Message]], object]
 
 
 def run_rounds(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, on_round: OnRound | None = None,
-               on_evaluate: OnRound | None = None, on_reply: OnReply | None = None) -> ArrayRecord:
+               on_evaluate: OnRound | None = None, on_reply: OnReply | None = None, on_join: OnRound | None = None) -> ArrayRecord:
     """Run rounds ``plan.done + 1 .. plan.rounds`` and return the final arrays.
 
-    ``on_round`` is called after each round's training (checkpoint and report hang there), ``on_evaluate`` after an
-    evaluation that sent messages.
+    ``on_round`` is called after each round's training (checkpoint and report hang there), ``on_join`` when held-out clients
+    have been asked to join, ``on_evaluate`` after an evaluation that sent messages.
 
     Raises
     ------
@@ -107,13 +111,10 @@ def run_rounds(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, 
                             f"good replies to {outcome.asked} messages. The reasons are in the log above; nothing was changed by them.")
         if outcome.void and not outcome.asked:
             time.sleep(min(plan.pause, plan.deadline))
-        evaluated = _evaluate(grid, strategy, arrays, plan, number, on_reply)
-        if on_evaluate and evaluated.asked:
-            on_evaluate(evaluated)
-    if plan.done == plan.rounds:
-        evaluated = _evaluate(grid, strategy, arrays, plan, plan.rounds, on_reply)
-        if on_evaluate and evaluated.asked:
-            on_evaluate(evaluated)
+        if number < plan.rounds:
+            _evaluate(grid, strategy, arrays, plan, number, on_reply, on_evaluate)
+    _join(grid, strategy, arrays, plan, on_reply, on_join)
+    _evaluate(grid, strategy, arrays, plan, plan.rounds, on_reply, on_evaluate)
     strategy.summary()
     return arrays
 
@@ -134,12 +135,33 @@ def _train(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, numb
     return outcome
 
 
-def _evaluate(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, number: int, on_reply: OnReply | None) -> Outcome:
-    outcome, start = Outcome(number, arrays), time.monotonic()
+def _evaluate(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, number: int, on_reply: OnReply | None,
+              on_evaluate: OnRound | None) -> None:
     messages = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
+    outcome = _ask(grid, messages, strategy.aggregate_evaluate, Outcome(number, arrays), plan, on_reply)
+    if on_evaluate and outcome.asked:
+        on_evaluate(outcome)
+
+
+def _join(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, on_reply: OnReply | None, on_join: OnRound | None) -> None:
+    """Take in the clients that were held out, if the strategy knows of such."""
+    configure, aggregate = getattr(strategy, "configure_join", None), getattr(strategy, "aggregate_join", None)
+    if configure is None or aggregate is None:
+        return
+    messages = configure(plan.rounds, arrays, ConfigRecord(), grid)
+    if not messages:
+        return
+    outcome = _ask(grid, messages, aggregate, Outcome(plan.rounds, arrays), plan, on_reply)
+    if on_join:
+        on_join(outcome)
+
+
+def _ask(grid: Grid, messages: Iterable[Message], fold: Fold, outcome: Outcome, plan: Plan, on_reply: OnReply | None) -> Outcome:
+    """One exchange that is no round of training: no quorum, nothing void."""
+    start = time.monotonic()
     replies = exchange(grid, messages, plan, outcome, on_reply)
-    strategy.aggregate_evaluate(number, replies)
-    for _ in replies:
+    fold(outcome.number, replies)
+    for _ in replies:  # whoever folds may stop early; the clients' replies are still due
         pass
     outcome.seconds = time.monotonic() - start
     return outcome

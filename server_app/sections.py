@@ -1,6 +1,6 @@
 """The tables of report.html, each a section: accuracy, bytes, dropped replies, how to reproduce, clients.
 
-Served and adapted figures never share a column. Every string that comes from a run is escaped by ``_table``.
+Served and adapted figures never share a column. Every string that comes from a run is escaped by ``table_of``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from html import escape
 
 from server_app.reproduce import command, shown
 from server_app.summary import Findings
+from strategies.registry import METHODS, SPLIT_MODEL
 
 WORDS = {
     "served": "served",
@@ -20,6 +21,25 @@ WORDS = {
 SPACE = "\N{NO-BREAK SPACE}"
 
 
+# methods around a frozen Vision Transformer, which has no BatchNorm, serve with or without the client's class prior
+PRIOR_WORDS = {
+    "served": "served, with the log prior",
+    "served_raw": "served, without the prior",
+    "adapted": "adapted, with the log prior",
+    "adapted_raw": "adapted, without the prior",
+}
+
+
+def words_of(found: Findings) -> dict[str, str]:
+    """What the columns of scores are called in this run; raw columns that can only repeat the others are left out."""
+    config, method = found.summary["run_config"], METHODS.get(str(found.summary["method"]))
+    if method is not None and method.model != SPLIT_MODEL:
+        return PRIOR_WORDS if config.get("logit-prior") else {"served": "served", "adapted": "adapted"}
+    if config.get("bn") == "recompute":
+        return WORDS | {key: f"{WORDS[key]}, BatchNorm recomputed" for key in ("served", "adapted")}
+    return WORDS
+
+
 def percent(share: float | None) -> str:
     """``0.38`` -> ``38.0 %``, with a space that does not break."""
     return "–" if share is None else f"{100 * share:.1f}{SPACE}%"
@@ -28,7 +48,8 @@ def percent(share: float | None) -> str:
 def scores(found: Findings) -> str:
     """What the model scores, served and adapted in columns of their own."""
     s = found.summary
-    columns = [key for key in WORDS if s[key]]
+    words = words_of(found)
+    columns = [key for key in words if s[key]]
     rows = (
         ("mean", "mean"),
         ("standard deviation (points)", "std"),
@@ -36,19 +57,41 @@ def scores(found: Findings) -> str:
         (f"bottom 20{SPACE}%", "bottom20"),
         ("mean weighted by test images", "weighted_mean"),
     )
-    bn = s["run_config"].get("bn")
-    words = dict(WORDS)
-    if bn == "recompute":
-        words |= {key: f"{WORDS[key]}, BatchNorm recomputed" for key in ("served", "adapted")}
     body = [[name, *(percent(s[key][row]) for key in columns)] for name, row in rows]
     body.append(["clients", *(str(s[key]["n"]) for key in columns)])
     since = f" in round {s['adapted_round']}" if s.get("adapted_round") else ""
-    return _section(
+    return section(
         "Accuracy over clients",
         "<p>Served: the model a client has <em>before</em> local training, after the "
         f"last round. Adapted: the same client <em>after</em> its local training{since}. They answer "
         "different questions; compare only within a column.</p>"
-        + _table(["", *(words[key] for key in columns)], body),
+        + table_of(["", *(words[key] for key in columns)], body),
+    )
+
+
+def held_out(found: Findings) -> str:
+    """What clients kept out of training are served, beside the others' figures and never among them; "" if none are."""
+    out = found.summary.get("held_out")
+    if not out:
+        return ""
+    words = words_of(found)
+    kinds = [(words[key], figures) for key, figures in (("served", out["tails"]), ("served_raw", out["tails_raw"]))
+             if key in words and figures]
+    rows = (("mean", "mean"), ("worst client", "worst"), (f"bottom 20{SPACE}%", "bottom20"))
+    body = [[name, *(percent(figures[row]) for _, figures in kinds)] for name, row in rows]
+    body.append(["clients", *(str(figures["n"]) for _, figures in kinds)])
+    each = [[r.client, r.group, *("–" if n is None else str(n) for n in (r.n_train, r.n_test)), percent(r.served)] for r in found.held_out]
+    missing = f"<p class=note>{len(out['unscored'])} of them have no score.</p>" if out["unscored"] else ""
+    if out.get("cannot_serve"):
+        return section("Held-out clients", f"<p>{len(out['clients'])} clients took no part in training. This method cannot serve a client "
+                        "that it has not trained with, so they have no model and no score.</p>")
+    return section(
+        "Held-out clients",
+        f"<p>{len(out['clients'])} clients took no part in training; after the last round the method's own rule for newcomers "
+        "served them. They are in none of the other figures.</p>"
+        + (table_of(["", *(name for name, _ in kinds)], body) if kinds else "")
+        + missing
+        + table_of(["client", "group", "training images", "test images", "served"], each),
     )
 
 
@@ -57,15 +100,15 @@ def traffic(found: Findings) -> str:
     moved = found.summary["bytes"]
     slots = sorted({*moved["by_slot"]["up"], *moved["by_slot"]["down"]})
     body = [
-        [slot, *(_bytes_text(moved["by_slot"][way].get(slot, 0)) for way in ("up", "down"))] for slot in slots
+        [slot, *(bytes_text(moved["by_slot"][way].get(slot, 0)) for way in ("up", "down"))] for slot in slots
     ]
-    body.append(["total", _bytes_text(moved["up"]), _bytes_text(moved["down"])])
+    body.append(["total", bytes_text(moved["up"]), bytes_text(moved["down"])])
     each = moved["up_per_client_round"]
-    return _section(
+    return section(
         "Bytes",
-        _table(["slot", "up", "down"], body)
+        table_of(["slot", "up", "down"], body)
         + (
-            f"<p>{_bytes_text(each)} up per client and round. Payload only, no transport overhead.</p>"
+            f"<p>{bytes_text(each)} up per client and round. Payload only, no transport overhead.</p>"
             if each is not None
             else ""
         ),
@@ -76,11 +119,11 @@ def dropped(found: Findings) -> str:
     """Replies the server refused or waited for in vain, by reason."""
     reasons = found.summary["dropped"]
     content = (
-        _table(["reason", "replies"], [[reason, str(n)] for reason, n in reasons.items()])
+        table_of(["reason", "replies"], [[reason, str(n)] for reason, n in reasons.items()])
         if reasons
         else "<p>None: every reply was accepted.</p>"
     )
-    return _section("Dropped replies", content)
+    return section("Dropped replies", content)
 
 
 def reproduce(found: Findings) -> str:
@@ -96,12 +139,12 @@ def reproduce(found: Findings) -> str:
         ["personal models", s["personal_models"] or "–"],
     ]
     settings = [[key, shown(value)] for key, value in s["run_config"].items()]
-    return _section(
+    return section(
         "How to reproduce",
         f"<pre>{escape(command(s['run_config']))}</pre>"
-        + _table(["", ""], facts, "facts-table")
+        + table_of(["", ""], facts, "facts-table")
         + "<details><summary>All settings</summary>"
-        + _table(["key", "value"], settings, "facts-table")
+        + table_of(["key", "value"], settings, "facts-table")
         + "</details>",
     )
 
@@ -117,17 +160,17 @@ def clients(found: Findings) -> str:
             percent(r.served),
             percent(r.adapted),
         ]
-        for r in found.rows
+        for r in found.participants
     ]
-    table = _table(head, body)
+    table = table_of(head, body)
     return f"<section><details><summary>All {len(body)} clients</summary>{table}</details></section>"
 
 
-def _section(heading: str, content: str) -> str:
+def section(heading: str, content: str) -> str:
     return f"<section><h2>{escape(heading)}</h2>{content}</section>"
 
 
-def _table(head: Sequence[str], body: Iterable[Sequence[str]], look: str = "") -> str:
+def table_of(head: Sequence[str], body: Iterable[Sequence[str]], look: str = "") -> str:
     top = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in head)
     lines = (
         f"<tr><th scope=row>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
@@ -137,7 +180,7 @@ def _table(head: Sequence[str], body: Iterable[Sequence[str]], look: str = "") -
     return f'<div class=scroll><table class="{look}">{header}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
-def _bytes_text(n: float) -> str:
+def bytes_text(n: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if n < 1024:
             return f"{n:.0f}{SPACE}{unit}" if unit == "B" else f"{n:.1f}{SPACE}{unit}"

@@ -2,8 +2,9 @@
 
 Decision D11 of the design: mean, standard deviation, worst and bottom-20 % over all clients, unweighted, each
 labelled *served* (the model a client has before local training) or *adapted* (after it); the mean weighted by
-test images beside them. ``*_raw`` is the same model scored with BatchNorm statistics as averaged. Clusters
-are compared with the groups of a simulated split by the adjusted Rand index (Hubert and Arabie, 1985).
+test images beside them. ``*_raw`` is the same model scored with BatchNorm statistics as averaged. Held-out
+clients have figures of their own, and are in none of the others. Clusters are compared with the groups of a
+simulated split by the adjusted Rand index (Hubert and Arabie, 1985).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from server_app.cache_summary import cache_summary
 from strategies.tails import spread
 
 SCORES = ("served", "served_raw", "adapted", "adapted_raw")
@@ -33,6 +35,7 @@ class ClientRow:
     classes: int | None
     served: float | None
     adapted: float | None
+    held_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,14 @@ class Findings:
     records: Sequence[Mapping[str, Any]]
     rows: Sequence[ClientRow]
     split: Mapping[str, Any] | None
+
+    @property
+    def participants(self) -> list[ClientRow]:
+        return [row for row in self.rows if not row.held_out]
+
+    @property
+    def held_out(self) -> list[ClientRow]:
+        return [row for row in self.rows if row.held_out]
 
 
 def plain(value: Any) -> Any:
@@ -157,40 +168,72 @@ def findings(
     Parameters
     ----------
     config : the flat run config. engine : what carried the messages. records : the round records, in order.
-    final : the closing evaluation. split : the manifest of a simulated split, if there is one.
+    final : the closing evaluation; ``held_out`` names the clients kept out of training, ``joined`` holds the
+        ``record`` of the exchange that took them in, and their ``mixtures`` if the method has such.
+    split : the manifest of a simulated split, if there is one.
     seconds_before : seconds spent in earlier, interrupted parts of a resumed run.
     """
     groups = {c: str(g) for c, g in ((split or {}).get("groups") or {}).items() if g not in ("", None)}
     rows = client_rows(records, final, split, groups)
     n_test = {row.client: row.n_test for row in rows if row.n_test is not None}
     adapted = last_with(records, "adapted")
-    sources = {"served": final, "served_raw": final, "adapted": adapted, "adapted_raw": adapted}
+    outside = [row.client for row in rows if row.held_out]
+    closing = {key: _without(final.get(key), outside) for key in ("served", "served_raw")}
+    sources = {"served": closing, "served_raw": closing, "adapted": adapted, "adapted_raw": adapted}
+    joining = (final.get("joined") or {}).get("record") or {}
     dropped: Counter[str] = Counter()
-    for record in (*records, final):
+    for record in (*records, joining, final):
         dropped.update(record.get("dropped") or {})
     summary = {
         **{key: config.get(key) for key in ("method", "dataset", "partition", "seed")},
-        "clients": len(rows),
+        "clients": len(rows) - len(outside),
         "rounds": records[-1]["round"] if records else 0,
         "engine": engine,
         **{key: tail(sources[key].get(key), n_test) for key in SCORES},
         "adapted_round": adapted.get("round"),
-        "bytes": traffic(records) | {"closing": closing_traffic(final)},
+        "bytes": traffic(records) | {"closing": closing_traffic(final)} | ({"joining": closing_traffic(joining)} if outside else {}),
         "seconds": {
             "total": seconds_before + float(final.get("seconds") or 0.0),
             "round_median": median(r["seconds"] for r in records) if records else None,
         },
         "server_peak_rss_mib": final.get("peak_rss_mib"),
         "dropped": dict(sorted(dropped.items())),
+        "data_warnings": dict(final.get("data_warnings") or {}),
         "void_rounds": sum(bool(record.get("void")) for record in records),
         "split_hash": final.get("split_hash") or (split or {}).get("hash") or "",
         "versions": dict(final.get("versions") or {}),
         "run_config": dict(sorted(config.items())),
+        "model": dict(final.get("model") or {}),
         "personal_models": str(final.get("personal_models") or ""),
     }
+    if cache := cache_summary(records, final, str(config.get("wire-dtype", "float32"))):
+        summary["cache"] = cache
     if clusters := clustering(records, groups):
         summary["clusters"] = clusters
+    if outside:
+        summary["held_out"] = held_out_figures(final, outside, n_test)
     return Findings(summary=plain(summary), records=records, rows=rows, split=split)
+
+
+def held_out_figures(final: Mapping[str, Any], names: Sequence[str], n_test: Mapping[str, int]) -> dict[str, Any]:
+    """What the clients kept out of training are served: by client, and their tails; ``unscored`` ones have no test
+    images, or did not get through.
+    """
+    served, raw = ({c: v for c, v in scored(final.get(key)).items() if c in names} for key in ("served", "served_raw"))
+    mixtures = (final.get("joined") or {}).get("mixtures") or {}
+    return {
+        "clients": list(names),
+        "served": served,
+        "tails": tail(served, n_test),
+        "tails_raw": tail(raw, n_test),
+        "unscored": [name for name in names if name not in served],
+        **({} if final.get("serves_newcomers", True) else {"cannot_serve": True}),
+        **({"mixtures": mixtures} if mixtures else {}),
+    }
+
+
+def _without(values: Mapping[str, float | None] | None, names: Sequence[str]) -> dict[str, float | None]:
+    return {c: v for c, v in (values or {}).items() if c not in names}
 
 
 def client_rows(
@@ -201,11 +244,13 @@ def client_rows(
 ) -> list[ClientRow]:
     """One row for every client that the run ever named, sorted by name."""
     train, test = ((split or {}).get(half) or {} for half in ("train", "test"))
-    n_train = {c: sum(row) for c, row in train.items()} | counts(records, final, "n_train")
-    n_test = {c: sum(row) for c, row in test.items()} | counts(records, final, "n_test")
+    told = [*records, (final.get("joined") or {}).get("record") or {}]
+    n_train = {c: sum(row) for c, row in train.items()} | counts(told, final, "n_train")
+    n_test = {c: sum(row) for c, row in test.items()} | counts(told, final, "n_test")
+    outside = set(final.get("held_out") or ())
     served, adapted = scored(final.get("served")), scored(last_with(records, "adapted").get("adapted"))
     asked = (c for record in records for c in record.get("asked") or ())
-    names = {*n_train, *n_test, *served, *adapted, *asked, *groups}
+    names = {*n_train, *n_test, *served, *adapted, *asked, *groups, *outside}
     return [
         ClientRow(
             c,
@@ -215,6 +260,7 @@ def client_rows(
             _classes_held(c, train, test),
             served.get(c),
             adapted.get(c),
+            c in outside,
         )
         for c in sorted(names)
     ]

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -22,16 +21,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from strategies.config import RunConfig
+from strategies.tally import OWN_ERROR, Tally, word_of
 from strategies.types import Layout, Round, ServerRule, Slots, Tensors, Update, layout_of
 from strategies.wire import METRICS, ROUND, SCORES, Direction, Wire, WireViolation, bytes_of, pack_round, pack_slot, sent_views, unpack
 
 log = logging.getLogger(__name__)
+JOIN = "train.join"
 
-# Flower's error codes in words; their own texts may hold paths, so they are not logged.
-ERROR_WORDS = {1: "app-not-loaded", 2: "client-raised", 3: "expired", 4: "reply-lost", 5: "node-unavailable", 6: "mod-failed",
-               7: "invalid-bundle", 8: "client-crashed"}
-# How our own clients word an error. The kind becomes a key of the report, so it must look like one.
-OWN_ERROR = re.compile(r"fedhearth:([A-Za-z][A-Za-z0-9]{0,39}):(.*)", re.DOTALL)
 REFUSED = "refused"
 
 
@@ -41,30 +37,7 @@ class Members(Protocol):
     def names(self) -> tuple[str, ...]: ...
     def node_id(self, name: str) -> int | None: ...
     def sample(self, round_number: int) -> tuple[str, ...]: ...
-
-
-@dataclass
-class Tally:
-    """What happened in one exchange, ready for the report. ``dropped`` counts replies by reason."""
-
-    asked: list[str] = field(default_factory=list)  # also those who are offline, or whose message the deadline cut off
-    accepted: list[str] = field(default_factory=list)
-    up: Counter[str] = field(default_factory=Counter)
-    down: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    void: bool = False
-
-    def record(self) -> dict[str, Any]:
-        """As JSON-able data: scores by label and client, bytes by slot, drops by reason."""
-        by_label: dict[str, dict[str, float]] = {}
-        for client, metrics in self.metrics.items():
-            for label, value in metrics.items():
-                by_label.setdefault(label.replace("-", "_"), {})[client] = value
-        names = {"num_examples": "n_train", "num_test": "n_test"}
-        return {"asked": self.asked, "accepted": self.accepted, "void": self.void, "dropped": dict(self.dropped),
-                "bytes": {"up": dict(self.up), "down": dict(self.down)},
-                **{names.get(label, label): values for label, values in by_label.items()}}
+    def held_out(self) -> tuple[str, ...]: ...
 
 
 class RuleStrategy(Strategy):
@@ -113,11 +86,21 @@ class RuleStrategy(Strategy):
         return self._messages(self.members.sample(server_round), rnd, MessageType.TRAIN)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Nothing between rounds (training messages score); all clients once after the last round."""
+        """Nothing between rounds (training messages score); all clients once after the last round.
+
+        A held-out client is asked if its joining was accepted: before that it has no model to be scored with.
+        """
         if server_round < self.run.rounds:
             return []
         rnd = Round(server_round, self.run.rounds, self.run.seed, score_served=True, closing=True)
-        return self._messages(self.members.names(), rnd, MessageType.EVALUATE)
+        outside = set(self.members.held_out()) - self.acked.keys()
+        return self._messages([name for name in self.members.names() if name not in outside], rnd, MessageType.EVALUATE)
+
+    def configure_join(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """After the last round: one message to every held-out client, which takes it in. Not of Flower's interface."""
+        waiting = self.members.held_out() if getattr(self.rule, "serves_newcomers", True) else ()
+        rnd = Round(server_round, self.run.rounds, self.run.seed, joining=True)
+        return self._messages(waiting, rnd, JOIN) if waiting else []
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Fold the valid replies in; below quorum the round is void and the state stays as it was (None)."""
@@ -132,6 +115,19 @@ class RuleStrategy(Strategy):
         self.state = merged
         self.acked.update(dict.fromkeys(self.tally.accepted, server_round))
         return ArrayRecord(), self._means()
+
+    def aggregate_join(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Let the rule fold the newcomers' replies in, if it wants to; whoever fails stays outside and changes nothing."""
+        rnd = Round(server_round, self.run.rounds, self.run.seed, joining=True)
+        valid = self._valid(replies, "join")
+        first = deque(islice(valid, 1))
+        newcomers = getattr(self.rule, "newcomers", None)
+        if first and newcomers is not None:
+            self.state = newcomers(self.state, _again(first, valid), rnd)
+        for _ in valid:
+            pass
+        self._count_missing()
+        self.acked.update(dict.fromkeys(self.tally.accepted, server_round))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         for _ in self._valid(replies, "closing"):
@@ -263,11 +259,6 @@ class RuleStrategy(Strategy):
         """Unweighted means over the clients that sent a score."""
         values = {label: [m[label] for m in self.tally.metrics.values() if label in m] for label in sorted(SCORES)}
         return MetricRecord({label: sum(v) / len(v) for label, v in values.items() if v})
-
-
-def word_of(code: int) -> str:
-    """Flower's error ``code`` in a word."""
-    return ERROR_WORDS.get(code, f"error-{code}")
 
 
 def _is_tensors(value: object) -> bool:

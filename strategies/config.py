@@ -15,13 +15,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_type_hints
 
+from strategies.held_out import asked_of
+from strategies.partition_names import DIVISIONS, GROUPS, LIBRARY, NAMES, parse_partition, reordered
+
 Scalar = bool | int | float | str
 C = TypeVar("C")
 
-PARTITIONS = ("iid", "label-subset", "dirichlet", "rotation")
 MODELS = ("cnn", "resnet18", "mobilenetv2")
 BN_RULES = ("recompute", "average", "moments")
 MOST_THREADS = 1024
+LARGEST_IMAGE = 4096  # pixels a side
 LARGEST_ALPHA = 1e9
 LONGEST_DEADLINE = 1e7  # 115 days
 
@@ -48,6 +51,15 @@ def nearest(got: str, options: tuple[str, ...]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def check_partition(text: str) -> None:
+    """Raise a ``ConfigError`` that names the nearest partition unless ``text`` is the name of one."""
+    if parse_partition(text) is None:
+        known = reordered(text)
+        hint = f"; did you mean {known!r}?" if known else nearest(text, NAMES)
+        raise ConfigError(f"partition must be one of {', '.join((*DIVISIONS, *GROUPS))}, or {' or '.join(GROUPS)} and another joined by "
+                          f"'+', or {LIBRARY}PARTITIONER?key=value; got {text!r}{hint}")
+
+
 def check_site_name(name: str) -> None:
     """A client's name is a folder name on two machines, so its alphabet is narrow."""
     check_name("a site name", name)
@@ -68,9 +80,14 @@ class RunConfig:
 
     Attributes
     ----------
-    dataset : ``digits``, ``cifar10:FOLDER``, ``npz:FILE`` or ``module:function``.
-    partition : how a simulated data set is divided among ``clients``; ``classes_per_client`` serves
-        ``label-subset``, ``alpha`` serves ``dirichlet``.
+    dataset : ``digits``, ``folder:PATH``, ``table:FILE``, ``npz:FILE``, ``cifar10:FOLDER``, ``torchvision:NAME@ROOT``,
+        ``hub:NAME`` or ``module:function``; see ``client_app.data.sources``.
+    partition : how a simulated data set is divided among ``clients``: ``iid``, ``label-subset`` (``classes_per_client``),
+        ``dirichlet`` and ``quantity`` (``alpha``), ``natural`` (the data's client column), ``flwr-datasets:PARTITIONER?key=value``;
+        ``rotation`` and ``domain`` (``domains_per_client``) stand alone or before one of these: ``rotation+dirichlet``.
+    image_size : image files are scaled and cropped to squares of so many pixels; 0 keeps the size they all share.
+    channels : 1 or 3: image files are read as grey or colour; 0: colour if any of them is stored in colour.
+    bad_images : image files that cannot be read ``stop`` the run before it starts, or it ``skip``s and counts them.
     test_fraction : share of each client's samples kept for testing (``test_split = "own"``); with
         ``"official"`` the data set's own test images are divided in proportion to the training classes.
     fraction : share of the clients asked in a round.
@@ -79,11 +96,20 @@ class RunConfig:
         ``moments`` (law of total variance) score as aggregated.
     weighting : ``examples`` weighs a client by its number of training samples, ``uniform`` keeps that number home.
     score_every : rounds between two *served* scores; refresh rounds and the end are always scored.
-    model : ``cnn``, ``resnet18``, ``mobilenetv2``, or ``module:function`` for an encoder of your own (see ``models``).
+    model : ``cnn``, ``resnet18``, ``mobilenetv2``, or ``module:function`` for an encoder of your own (see ``models``); a method with
+        prompts takes the timm name of a Vision Transformer, such as ``vit_base_patch16_224``.
+    weights_dir : folder with the weights of a frozen backbone; "" for timm's hub (see ``models.backbones``). A site may have another:
+        the environment variable ``FEDHEARTH_WEIGHTS`` stands in where this is empty.
+    checkpointing : frozen blocks are computed again in the backward pass: less memory, about a third more time.
+    logit_prior : methods with prompts add the client's log class prior to the logits when they serve; training is the same. The
+        raw scores are those without it, so that one run gives both.
     score_adapted : *adapted* scores in the ``last`` round only, ``always`` or ``never``.
     wire_dtype : how float32 weights travel; ``float16`` and ``bfloat16`` halve the bytes and round on the wire alone.
     deadline : seconds a round may take; also the time to live of its messages.
     quorum : share of the asked clients that must reply validly, else the round is void.
+    held_out : share of the clients kept out of training, whole clients drawn by ``seed``; after the last round each is
+        served by the method's own cold-start rule.
+    join_epochs : epochs in which such a client fits its own head on the frozen encoder, where a method does that.
     """
 
     method: str = "hdc-fl"
@@ -92,6 +118,10 @@ class RunConfig:
     clients: int = 20
     classes_per_client: int = 2
     alpha: float = 0.1
+    domains_per_client: int = 1
+    image_size: int = 0
+    channels: int = 0
+    bad_images: str = "stop"
     test_fraction: float = 0.25
     test_split: str = "own"
     rounds: int = 15
@@ -121,19 +151,25 @@ class RunConfig:
     run_id: str = ""
     resume: bool = False
     wire_dtype: str = "float32"
+    weights_dir: str = ""
+    checkpointing: bool = False
+    logit_prior: bool = False
+    held_out: float = 0.0
+    join_epochs: int = 5
 
     def __post_init__(self) -> None:
-        choice("partition", PARTITIONS, self.partition)
-        if ":" not in self.model:
-            choice("model", MODELS, self.model)
+        check_partition(self.partition)
         choice("wire-dtype", ("float32", "float16", "bfloat16"), self.wire_dtype)
         choice("bn", BN_RULES, self.bn)
         choice("weighting", ("examples", "uniform"), self.weighting)
         choice("test-split", ("own", "official"), self.test_split)
+        choice("bad-images", ("stop", "skip"), self.bad_images)
+        require(0 <= self.image_size <= LARGEST_IMAGE, "image-size", f"0 (the images' own) to {LARGEST_IMAGE}", self.image_size)
+        require(self.channels in (0, 1, 3), "channels", "0 (the data's own), 1 or 3", self.channels)
         choice("score-adapted", ("last", "always", "never"), self.score_adapted)
         choice("precision", ("float32", "bf16"), self.precision)
         for key in ("clients", "classes_per_client", "rounds", "epochs", "batch", "score_every", "score_batch", "threads",
-                    "max_void_rounds"):
+                    "max_void_rounds", "join_epochs", "domains_per_client"):
             require(getattr(self, key) >= 1, dashed(key), "1 or more", getattr(self, key))
         require(self.width >= 0, "width", "0 (the model's default) or more", self.width)
         require(0 <= self.seed < 2**63, "seed", "between 0 and 2**63 - 1", self.seed)
@@ -149,8 +185,21 @@ class RunConfig:
             require(0 < getattr(self, key) <= 1, key, "above 0 and at most 1", getattr(self, key))
         require(0 <= self.momentum < 1, "momentum", "at least 0 and below 1", self.momentum)
         require(self.weight_decay >= 0 and math.isfinite(self.weight_decay), "weight-decay", "0 or more", self.weight_decay)
+        require(0 <= self.held_out < 1, "held-out", "at least 0 and below 1", self.held_out)
+        require(self.held_out_count < self.clients, "held-out", f"a share that leaves at least one of clients = {self.clients} in training",
+                self.held_out)
         if self.run_id:
             check_name("run-id", self.run_id)
+
+    @property
+    def held_out_count(self) -> int:
+        """How many clients are kept out of training: the nearest whole number, and one at least if any."""
+        return max(1, round(self.held_out * self.clients)) if self.held_out else 0
+
+    @property
+    def asked_each_round(self) -> int:
+        """How many clients a round asks, if no more than ``clients`` take part."""
+        return asked_of(self.clients - self.held_out_count, self.fraction)
 
 
 def dashed(field: str) -> str:

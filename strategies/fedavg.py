@@ -1,7 +1,7 @@
 """FedAvg: one shared model for all clients (McMahan et al. 2017, arXiv 1602.05629, algorithm 1).
 
 The control that personalises nothing. Shared: every weight and every BatchNorm running mean and variance (averaged
-by the run's ``bn`` rule). Integer counters never travel.
+by the run's ``bn`` rule). Integer counters never travel. A held-out client is served the shared model as it is.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Every client starts from the same head (our choice, so that HDC-FL and FedPer share one trajectory); from then on the
 head never leaves it. Shared: encoder weights and BatchNorm running mean and variance (averaged by the run's ``bn``
-rule). Integer counters never travel.
+rule). Integer counters never travel. A held-out client (cold start, our own choice) fits a head of its own on the frozen
+shared encoder and sends no tensor.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ exists to compare with.
 Shared: encoder weights and BatchNorm running mean and variance (by the run's ``bn`` rule); integer counters never
 travel. Degenerate cases: one cluster serves what FedPer serves, up to staleness weights; an infinite temperature gives
 every client the plain mean of the prototypes.
+
+A held-out client (cold start, our own choice) fits a head on the frozen shared encoder, sends that head's signal, and is
+placed among the clusters of the last refresh, whose mean, basis and centroids stay as they are; it gets a mixture, and
+nobody else's changes.
 """
 
 from __future__ import annotations
@@ -20,15 +24,17 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
+from strategies.cache_config import CACHE_METRICS, LOCAL
 from strategies.config import ConfigError, RunConfig, choice, dashed, require
 from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD, shared_encoder
 from strategies.head_clusters import ClusterSettings, Rank, cluster, permute
 from strategies.head_descriptor import flat_signal
+from strategies.head_space import HeadSpace
 from strategies.mixture import LazyBlend, blend, cluster_shares, member_weights, mixture_weights, shrink
 from strategies.reduce import make_mean
 from strategies.seeds import derive_seed
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
+from strategies.wire import COMMON_METRICS, Slot, Wire
 
 DESCRIPTOR = "descriptor"
 # beyond these a client would be at work for ever, or run out of memory
@@ -56,6 +62,8 @@ class Config:
     shrink : pull the mixture towards the mean of all clients where the silhouette is weak.
     serve : ``mixture``, or the ``better`` of mixture and shared encoder by the client's own training loss.
     grouping : ``heads``, or ``random``: the control that deals the same clusters and weights out at random.
+    feature_cache : clients keep features and train by routes, as FedCache's do; how is said by the ``fed-cache`` settings, of
+        which those about heads and what travels (heads, freeze-after, sync-every, lazy-upload) have no meaning here.
     """
 
     signal: str = "descriptor"
@@ -76,6 +84,7 @@ class Config:
     shrink: bool = False
     serve: str = "mixture"
     grouping: str = "heads"
+    feature_cache: bool = False
 
     def __post_init__(self) -> None:
         choice("hdc-fl.signal", ("descriptor", "head"), self.signal)
@@ -106,9 +115,15 @@ class Config:
         """The contract these settings imply: the head travels only where ``signal = head``."""
         sketch = Slot(DESCRIPTOR, "Q", "projected, normalised sketch of how the head has moved",
                       layout=((DESCRIPTOR, (self.projection_dim,), "float16"),))
-        up, local = (sketch, ("head", "data", "optimiser state")) if self.signal == "descriptor" \
-            else (HEAD_UP, ("data", "optimiser state"))
-        return Wire(down=(ENCODER_DOWN, INITIAL_HEAD, MIXTURE), up=(ENCODER_UP, up), local=local)
+        cache, metrics = (LOCAL, CACHE_METRICS) if self.feature_cache else ((), frozenset())
+        up, head = (sketch, ("head",)) if self.signal == "descriptor" else (HEAD_UP, ())
+        return Wire(down=(ENCODER_DOWN, INITIAL_HEAD, MIXTURE), up=(ENCODER_UP, up), local=(*head, *cache, "data", "optimiser state"),
+                    join=(up,), metrics=COMMON_METRICS | metrics)
+
+    @property
+    def borrows(self) -> tuple[str, ...]:
+        """The methods whose settings this one uses too."""
+        return ("fed-cache",) if self.feature_cache else ()
 
     def refreshes(self, number: int, rounds: int) -> bool:
         """Whether round ``number`` of ``rounds`` ends with a refresh."""
@@ -135,6 +150,8 @@ class Groups:
     round : the refresh round; prototype k lies on the shelf under (``_prototype-k``, round); no site may have such a name.
     assignment (N,), weights (N, K) : cluster and mixture of each client.
     similarity (N, N) : inner products of the unit descriptors.
+    space, centroids (K, R), shares (K,) : what places a newcomer: the descriptor space, the clusters in it, and their
+        shares in the weight of all clients.
     """
 
     round: int
@@ -144,16 +161,23 @@ class Groups:
     similarity: np.ndarray
     silhouette: float
     rank: int
+    space: HeadSpace
+    centroids: np.ndarray
+    shares: np.ndarray
 
 
 @dataclass(frozen=True)
 class State:
-    """The shared trajectory (``encoder``), the common first head, what is cached of each client, the last refresh."""
+    """The shared trajectory (``encoder``), the common first head, what is cached of each client, the last refresh.
+
+    ``joined`` : mixture (K,) over the clusters of that refresh, of every client that joined after the last round.
+    """
 
     encoder: Tensors
     initial_head: Tensors
     cache: Mapping[str, Cached] = field(default_factory=dict)
     groups: Groups | None = None
+    joined: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -171,8 +195,10 @@ class HdcRule:
         slots = shared_encoder(state.encoder, state.initial_head, rnd)
         groups = state.groups
         # a stale mixture (old encoders, newer head) serves worse than the shared encoder: only a fresh one is sent
-        if groups is not None and groups.round == rnd.completed and client in groups.clients:
-            slots["mixture"] = self._mixture(groups, client)
+        if groups is not None and groups.round == rnd.completed:
+            row = groups.weights[groups.clients.index(client)] if client in groups.clients else state.joined.get(client)
+            if row is not None:
+                slots["mixture"] = self._mixture(groups, row)
         return slots
 
     def merge(self, state: State, updates: Iterable[Update], rnd: Round) -> State:
@@ -184,13 +210,22 @@ class HdcRule:
         state = replace(state, encoder=encoder.result(), cache=cache)
         return self._refresh(state, rnd) if self.config.refreshes(rnd.number, rnd.total) else state
 
+    def newcomers(self, state: State, updates: Iterable[Update], rnd: Round) -> State:
+        """Give every client that joins its mixture over the clusters of the last refresh, which stay as they are."""
+        joined = dict(state.joined)
+        for update in updates:
+            if state.groups is not None:
+                joined[update.client] = self._placed(state.groups, self._signal(state, update), update.client, rnd)
+        return replace(state, joined=joined)
+
     def diagnostics(self, state: State) -> Mapping[str, Any]:
-        """The last refresh as JSON-able data (empty before it)."""
+        """The last refresh as JSON-able data (empty before it), and the mixtures of those who joined since."""
         g = state.groups
         if g is None:
             return {}
         rows = g.weights.tolist()
-        return {"clusters": {
+        newcomers = {"newcomers": {client: row.tolist() for client, row in state.joined.items()}} if state.joined else {}
+        return {**newcomers, "clusters": {
             "round": g.round, "k": g.weights.shape[1], "silhouette": g.silhouette, "rank": g.rank,
             "assignment": dict(zip(g.clients, g.assignment.tolist(), strict=True)),
             "weights": dict(zip(g.clients, rows, strict=True)),
@@ -223,19 +258,29 @@ class HdcRule:
         members = member_weights(assignment, counts, self.config.staleness, ages)
         for k in range(members.shape[1]):
             self.shelf.put(f"_prototype-{k}", rnd.number, blend(self._donors(clients, cached, members[:, k]), self.run.bn))
-        if self.config.shrink:
-            # towards the mean of all cached encoders, the more the weaker the silhouette
-            shares = cluster_shares(assignment, counts, self.config.staleness, ages)
-            weights = shrink(weights, shares, 1.0 - min(1.0, max(0.0, found.silhouette)))
+        shares = cluster_shares(assignment, counts, self.config.staleness, ages)
+        weights = self._shrunk(weights, shares, found.silhouette)
         return replace(state, groups=Groups(rnd.number, clients, assignment, weights, found.embedding @ found.embedding.T,
-                                            found.silhouette, found.rank))
+                                            found.silhouette, found.rank, found.space, found.centroids, shares))
+
+    def _placed(self, groups: Groups, signal: np.ndarray, client: str, rnd: Round) -> np.ndarray:
+        """The mixture (K,) of a client that was not there at the refresh, by its signal (P,)."""
+        if self.config.grouping == "random":
+            # the control deals a newcomer somebody's mixture, as it dealt all others theirs
+            dealt = np.random.default_rng(derive_seed(rnd.seed, "random-newcomer", client)).integers(len(groups.weights))
+            return groups.weights[dealt]
+        place = groups.space.place(signal[None].astype(np.float64))
+        return self._shrunk(mixture_weights(place, groups.centroids, self.config.temperature), groups.shares, groups.silhouette)[0]
+
+    def _shrunk(self, weights: np.ndarray, shares: np.ndarray, silhouette: float) -> np.ndarray:
+        """Mixtures (N, K), with ``shrink`` drawn towards the mean of all cached encoders, the more the weaker the silhouette."""
+        return shrink(weights, shares, 1.0 - min(1.0, max(0.0, silhouette))) if self.config.shrink else weights
 
     def _donors(self, clients: tuple[str, ...], cached: list[Cached], shares: np.ndarray) -> Iterator[tuple[float, Tensors]]:
         for client, entry, share in zip(clients, cached, shares, strict=True):
             if share > 0:
                 yield float(share), self.shelf.get(client, entry.round)
 
-    def _mixture(self, groups: Groups, client: str) -> Tensors:
-        row = groups.weights[groups.clients.index(client)]
+    def _mixture(self, groups: Groups, row: np.ndarray) -> Tensors:
         prototypes = [(float(a), self.shelf.get(f"_prototype-{k}", groups.round)) for k, a in enumerate(row) if a > 0]
         return LazyBlend(prototypes, self.run.bn)

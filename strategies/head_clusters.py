@@ -14,17 +14,16 @@ which HDC-FL serves what FedPer serves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
 from strategies.head_descriptor import EPS
+from strategies.head_space import HeadSpace, centred, inverse_lengths, space_of, unit_rows
 
 Rank = Literal["ratio", "parallel", "energy"]
 
-_BLOCK = 8_192  # columns of the signals held in float64 at a time
 _FLOOR = 1e-10  # of the largest eigenvalue; below it an eigenvalue is rounding noise
 _NULLS = 40  # sign-flipped copies for the parallel analysis; of 20 the 95th percentile is too low
 
@@ -68,11 +67,13 @@ class LowRank:
     """Clients in the descriptor space.
 
     ``embedding`` (N, R) has unit rows (a zero row for a client exactly at the mean of all);
-    ``eigenvalues`` (N,) of the normalised Gram matrix, descending, none negative.
+    ``eigenvalues`` (N,) of the normalised Gram matrix, descending, none negative. ``space`` places others
+    in the same dimensions.
     """
 
     embedding: np.ndarray
     eigenvalues: np.ndarray
+    space: HeadSpace
 
     @property
     def rank(self) -> int:
@@ -94,6 +95,7 @@ class Clusters:
     rank: int
     silhouette: float
     eigenvalues: np.ndarray
+    space: HeadSpace
 
 
 def low_rank(signals: np.ndarray, settings: ClusterSettings, seed: int) -> LowRank:
@@ -106,9 +108,9 @@ def low_rank(signals: np.ndarray, settings: ClusterSettings, seed: int) -> LowRa
     bad = [i for i, row in enumerate(signals) if not np.isfinite(row).all()]
     if bad:
         raise ValueError(f"expected finite signals, got NaN or infinity in rows {bad}: leave them out")
-    scale = _inverse_lengths(signals)
+    scale = inverse_lengths(signals)
     gram = np.zeros((len(signals), len(signals)))
-    for rows in _centred(signals, scale):
+    for rows in centred(signals, scale):
         gram += rows @ rows.T
     values, vectors = np.linalg.eigh(gram)
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
@@ -117,7 +119,9 @@ def low_rank(signals: np.ndarray, settings: ClusterSettings, seed: int) -> LowRa
     peak = np.abs(vectors).argmax(axis=0)
     vectors = vectors * np.where(vectors[peak, np.arange(len(peak))] < 0, -1.0, 1.0)
     weak = values <= _FLOOR * values[0]
-    return LowRank(unit_rows(vectors * np.where(weak, 0.0, np.sqrt(values)), rank), values)
+    directions = vectors * np.where(weak, 0.0, 1.0 / np.sqrt(np.where(weak, 1.0, values)))
+    return LowRank(unit_rows(vectors * np.where(weak, 0.0, np.sqrt(values)), rank), values,
+                   space_of(signals, scale, directions[:, :rank]))
 
 
 def cluster(signals: np.ndarray, settings: ClusterSettings, seed: int) -> Clusters:
@@ -140,7 +144,7 @@ def cluster(signals: np.ndarray, settings: ClusterSettings, seed: int) -> Cluste
     if settings.num_clusters == 0 and best_score < settings.min_silhouette:
         best = np.zeros_like(best)
     score = best_score if np.isfinite(best_score) else 0.0
-    return Clusters(best, _centroids(points, best), points, space.rank, score, space.eigenvalues)
+    return Clusters(best, _centroids(points, best), points, space.rank, score, space.eigenvalues, space.space)
 
 
 def adjusted_rand(a: np.ndarray, b: np.ndarray) -> float:
@@ -156,31 +160,6 @@ def permute(n: int, seed: int) -> np.ndarray:
     Permuting whole rows keeps the clusters' sizes and the mixtures' softness, and removes the similarity.
     """
     return np.random.default_rng(seed).permutation(n)
-
-
-def unit_rows(rows: np.ndarray, width: int | None = None) -> np.ndarray:
-    """The first ``width`` columns of (N, R) with rows of length 1; rows shorter than 1e-12 become zero."""
-    kept = rows[:, :width]
-    lengths = np.linalg.norm(kept, axis=1, keepdims=True)
-    return np.where(lengths < EPS, 0.0, kept / np.maximum(lengths, EPS))
-
-
-def _centred(signals: np.ndarray, scale: np.ndarray) -> Iterator[np.ndarray]:
-    """Blocks of columns (N, <=_BLOCK) float64, centred over clients, row i times scale[i]."""
-    for start in range(0, signals.shape[1], _BLOCK):
-        block = signals[:, start : start + _BLOCK].astype(np.float64)
-        yield (block - block.mean(axis=0)) * scale[:, None]
-
-
-def _inverse_lengths(signals: np.ndarray) -> np.ndarray:
-    """1/length (N,) of the centred rows; 0 for a row that is rounding noise, which must not be blown up."""
-    squares = np.zeros(len(signals))
-    for rows in _centred(signals, np.ones(len(signals))):
-        squares += (rows**2).sum(axis=1)
-    lengths = np.sqrt(squares)
-    largest = max(float(np.linalg.norm(row.astype(np.float64))) for row in signals)
-    noise = lengths <= max(1e-9 * largest, EPS)
-    return np.where(noise, 0.0, 1.0 / np.where(noise, 1.0, lengths))
 
 
 def _rank(
@@ -212,7 +191,7 @@ def _null_eigenvalues(signals: np.ndarray, scale: np.ndarray, seed: int) -> np.n
     """
     rng = np.random.default_rng(seed)
     grams = np.zeros((_NULLS, len(scale), len(scale)))
-    for rows in _centred(signals, scale):
+    for rows in centred(signals, scale):
         rows = rows.astype(np.float32)  # a null needs no more, and is the costly part
         for gram in grams:
             flipped = rows * (2 * rng.integers(0, 2, rows.shape, dtype=np.int8) - 1)

@@ -1,7 +1,8 @@
 """Local-only: every client trains alone. The control for "does sharing help at all?".
 
 All clients start from the same model, which comes down until a client's first round is acknowledged; nothing but
-scalars ever goes up. Shared buffers: none.
+scalars ever goes up. Shared buffers: none. A held-out client trains alone for as many rounds as all others, when they are
+done; it ends where it would have ended among them.
 """
 
 from __future__ import annotations

@@ -11,18 +11,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strategies.config import ConfigError, RunConfig, Scalar, check_known, items_of, keys_of, nearest, parse
-from strategies.wire import Wire
+from strategies.config import MODELS, ConfigError, RunConfig, Scalar, check_known, choice, items_of, keys_of, nearest, parse
+from strategies.wire import TOTALS, Wire
+
+SPLIT_MODEL = "models.split:split_model"
+PROMPTED_MODEL = "models.prompted_model:prompted_model"
+GROUPED_MODEL = "models.grouped_vit:grouped_model"
 
 
 @dataclass(frozen=True)
 class Method:
-    """Where the two halves of a method live. The rule's module also holds its ``Config`` (settings and contract)."""
+    """Where the two halves of a method live. The rule's module also holds its ``Config`` (settings and contract).
+
+    ``model`` names what builds its model: ``build(run, own, classes, in_shape, weights)``, see ``Settings.build_model``.
+    """
 
     name: str
     server: str
     client: str
     summary: str
+    model: str = SPLIT_MODEL
 
     def config_class(self) -> type:
         """The method's frozen config dataclass; its ``wire`` property is the contract those settings imply."""
@@ -34,16 +42,36 @@ class Method:
     def learner_class(self) -> type:
         return _resolve(self.client)
 
+    def builder(self) -> Any:
+        """What builds the model; loads torch."""
+        return _resolve(self.model)
+
 
 METHODS: dict[str, Method] = {m.name: m for m in (
     Method("hdc-fl", "strategies.hdc_fl:HdcRule", "client_app.learners.hdc_fl:HdcLearner",
            "private heads are the similarity signal; each client serves a soft mixture of cluster encoders"),
+    Method("fed-cache", "strategies.fed_cache:FedCacheRule", "client_app.learners.fed_cache:FedCacheLearner",
+           "reuse features: cached on the client, exact where the encoder stands, gated where it trains"),
     Method("fedper", "strategies.fedper:FedPerRule", "client_app.learners.fedper:FedPerLearner",
            "shared encoder, private head"),
     Method("fedavg", "strategies.fedavg:FedAvgRule", "client_app.learners.fedavg:FedAvgLearner",
            "one shared model for all"),
     Method("local-only", "strategies.local_only:LocalOnlyRule", "client_app.learners.local_only:LocalOnlyLearner",
            "every client trains alone; nothing is shared after the common start"),
+    Method("pep-fedpt", "strategies.pep_fedpt:PepRule", "client_app.learners.pep_fedpt:PepLearner",
+           "class prompts around a frozen ViT, mixed a sample by global prototypes and the client's own class prior", PROMPTED_MODEL),
+    Method("fedvpt", "strategies.fedvpt:PromptAverageRule", "client_app.learners.shared_prompts:SharedPromptLearner",
+           "shared prompts at the first layer of a frozen ViT", PROMPTED_MODEL),
+    Method("fedvpt-d", "strategies.fedvpt_d:PromptAverageRule", "client_app.learners.shared_prompts:SharedPromptLearner",
+           "shared prompts at every layer of a frozen ViT", PROMPTED_MODEL),
+    Method("head-only", "strategies.head_only:PromptAverageRule", "client_app.learners.head_only:HeadOnlyLearner",
+           "a shared head on the features of a frozen ViT", PROMPTED_MODEL),
+    Method("sgpt", "strategies.sgpt:SgptRule", "client_app.learners.sgpt:SgptLearner",
+           "shared prompts, and groups of prompts picked by sample, around a frozen ViT", GROUPED_MODEL),
+    Method("pfedpg", "strategies.pfedpg:PfedPgRule", "client_app.learners.pfedpg:PfedPgLearner",
+           "the server generates each client's prompts for a frozen ViT; private heads", PROMPTED_MODEL),
+    Method("fedpr", "strategies.fedpr:PromptAverageRule", "client_app.learners.fedpr:FedPrLearner",
+           "deep prompts of a frozen ViT, trained in the null space of the global ones", PROMPTED_MODEL),
 )}
 
 
@@ -57,18 +85,28 @@ def find_method(name: str) -> Method:
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole run config, parsed: what all methods share, and the chosen method's own."""
+    """A whole run config, parsed: what all methods share, the chosen method's own, and what it ``borrows`` of other methods' by
+    their names (`Config.borrows`)."""
 
     run: RunConfig
     method: Method
     own: Any
+    borrowed: tuple[tuple[str, Any], ...] = ()
 
     @property
     def wire(self) -> Wire:
         """The contract of the method with these settings and in this run: precision, and whether counts may leave."""
         wire: Wire = self.own.wire
-        kept_home = frozenset() if self.run.weighting == "examples" else frozenset({"num-examples", "num-test"})
+        kept_home = frozenset() if self.run.weighting == "examples" else frozenset({"num-examples", "num-test"}) | TOTALS
         return replace(wire, travel=self.run.wire_dtype, metrics=wire.metrics - kept_home)
+
+    def build_model(self, classes: int, in_shape: tuple[int, int, int], weights: bool = True) -> Any:
+        """A fresh model of this run on the CPU, with ``parts``, ``tensors(part)`` and ``load(part, tensors)``.
+
+        Without ``weights`` a frozen backbone stays an empty shape: enough for what travels, and neither a file nor memory is
+        needed. Raises ``models.split.ModelError`` (a ``ValueError``) for a model that cannot be.
+        """
+        return self.method.builder()(self.run, self.own, classes, in_shape, weights)
 
 
 def known_keys() -> tuple[str, ...]:
@@ -85,13 +123,17 @@ def parse_run_config(flat: Mapping[str, object]) -> Settings:
     check_known(flat, known_keys())
     run = parse(RunConfig, flat)
     method = find_method(run.method)
+    if method.model == SPLIT_MODEL and ":" not in run.model:
+        choice("model", MODELS, run.model)
     own = {m.name: parse(m.config_class(), flat, f"{m.name}.") for m in METHODS.values()}
-    return Settings(run=run, method=method, own=own[method.name])
+    borrows = getattr(own[method.name], "borrows", ())
+    return Settings(run=run, method=method, own=own[method.name], borrowed=tuple((name, own[name]) for name in borrows))
 
 
 def items_of_all(settings: Settings) -> dict[str, Scalar]:
     """The whole run config, defaults included, as flat items: what a run writes down of itself."""
-    return items_of(settings.run) | items_of(settings.own, f"{settings.method.name}.")
+    configs = ((settings.method.name, settings.own), *settings.borrowed)
+    return items_of(settings.run) | {key: value for name, config in configs for key, value in items_of(config, f"{name}.").items()}
 
 
 def default_items() -> dict[str, Scalar]:

@@ -39,6 +39,8 @@ class Round:
         continues from the local version of that round.
     score_served, score_adapted : whether this message scores the model before, after local training.
     closing : whether this is the evaluation after the last round.
+    joining : whether this is the message after the last round that takes a held-out client in; it carries the last
+        round's number too, and what the client makes of it is its version of that round.
     """
 
     number: int
@@ -48,6 +50,7 @@ class Round:
     score_served: bool = False
     score_adapted: bool = False
     closing: bool = False
+    joining: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.total:
@@ -58,7 +61,7 @@ class Round:
     @property
     def completed(self) -> int:
         """How many rounds lie behind the state this message carries."""
-        return self.number if self.closing else self.number - 1
+        return self.number if self.closing or self.joining else self.number - 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,10 @@ class ServerRule(Protocol[S]):
     """What a method computes on the server. Pure: no Flower, no torch, no I/O but the shelf.
 
     ``merge`` gets the updates lazily and in a fixed order of clients, whatever order they arrived
-    in; it must fold them one by one and never build a list of them.
+    in; it must fold them one by one and never build a list of them. A rule may also have a method
+    ``newcomers(state, updates, rnd) -> state``, which folds what held-out clients send when they join after the last
+    round; it may change what those clients are served, and nothing of anybody else. A rule that has nothing for a client it
+    has not trained with says ``serves_newcomers = False``: held-out clients are then never asked.
     """
 
     def init(self, start: Slots) -> S: ...

@@ -22,23 +22,31 @@ from typing import Literal
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from strategies.data_warnings import FORM as DATA_WARNINGS
 from strategies.packing import PACK_FROM, flat_of, key_of, packs, split
 from strategies.precision import TRAVEL, from_travel, to_travel
 from strategies.types import Layout, Round, Slots, Tensors
 
-# "closing" is the way up of the evaluation after the last round: scalars, no slot
-Direction = Literal["down", "up", "closing"]
+# ways up beside a round's "up": "join" when a held-out client is taken in after the last round; "closing" with the
+# evaluation after it, which has scalars and no slot
+Direction = Literal["down", "up", "join", "closing"]
 METRICS = "metrics"
 ROUND = "round"
 HELLO = "hello"
 # Scalars every method may send (D9): sample counts and the client's own scores.
 SCORES = frozenset({"served", "served-raw", "adapted", "adapted-raw"})
+# Shares in 0..1, by method: of a client's training samples by route, of cached features in blends, of its training samples
+# whose class gets the most of their mixture.
+SHARES = frozenset({"hit", "fuse", "miss", "gate-weight", "mixture-accuracy"})
+# Totals that tell how many samples a client has; like the counts, they stay at home with ``weighting = uniform``.
+TOTALS = frozenset({"forwards", "forwards-avoided", "cache-bytes"})
 COMMON_METRICS = SCORES | {"num-examples", "num-test", "loss", "train-seconds", "score-seconds"}
 _HEADER_LIMIT = 1024
 _FLAT_HEADER = 128  # bytes that NumPy's header of a one-dimensional array takes, whatever its length
 # What a hello says and in what form, so that no free text fits in: class names travel as a digest or not at all.
-_HELLO_FACTS = {"site": r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "classes": r"[1-9][0-9]{0,8}", "class-digest": r"[0-9a-f]{1,64}",
-                "input-shape": r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){2}", "split-digest": r"[0-9a-f]{0,64}"}
+HELLO_FACTS = {"site": r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "classes": r"[1-9][0-9]{0,8}", "class-digest": r"[0-9a-f]{1,64}",
+                "input-shape": r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){2}", "split-digest": r"[0-9a-f]{0,64}",
+                "warnings": DATA_WARNINGS}
 _ROUND_TYPES = {"int": int, "bool": bool}
 
 
@@ -58,7 +66,7 @@ class Slot:
     ----------
     shape : the tensors in words or letters, for the privacy table.
     like : the model part ("encoder", "head") whose tensors the slot carries, or "".
-    layout : the tensors spelt out, when they are no model part's.
+    layout : the tensors spelt out, when they are no model part's; in a shape, "C" and "D" stand for the head's sizes.
     optional : whether a message may come without it.
     serves : down only: the slot is what the client serves with, so a message that carries it is scored.
     """
@@ -67,13 +75,19 @@ class Slot:
     shape: str
     purpose: str
     like: str = ""
-    layout: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    layout: tuple[tuple[str, tuple[int | str, ...], str], ...] = ()
     optional: bool = False
     serves: bool = False
 
     def expected(self, parts: Mapping[str, Layout]) -> Layout:
         """The layout this slot must have, given the layouts of the model's parts."""
-        return parts[self.like] if self.like else {name: (shape, dtype) for name, shape, dtype in self.layout}
+        if self.like:
+            return parts[self.like]
+        return {name: (tuple(n if isinstance(n, int) else _size(n, parts) for n in shape), dtype) for name, shape, dtype in self.layout}
+
+
+def _size(letter: str, parts: Mapping[str, Layout]) -> int:
+    return parts["head"]["weight"][0]["CD".index(letter)]
 
 
 @dataclass(frozen=True)
@@ -85,13 +99,14 @@ class Wire:
     local: tuple[str, ...]
     metrics: frozenset[str] = COMMON_METRICS
     travel: str = "float32"
+    join: tuple[Slot, ...] = ()
 
     def __post_init__(self) -> None:
         if self.travel not in TRAVEL:
             raise ValueError(f"travel must be one of {', '.join(TRAVEL)}, got {self.travel!r}")
 
     def slots(self, direction: Direction) -> dict[str, Slot]:
-        return {slot.name: slot for slot in {"down": self.down, "up": self.up, "closing": ()}[direction]}
+        return {slot.name: slot for slot in {"down": self.down, "up": self.up, "join": self.join, "closing": ()}[direction]}
 
     def check(self, direction: Direction, content: RecordDict, parts: Mapping[str, Layout]) -> None:
         """Raise ``WireViolation`` unless ``content`` is exactly what the contract allows."""
@@ -180,7 +195,7 @@ def _check_metrics(name: str, record: MetricRecord, allowed: frozenset[str]) -> 
     for key, value in record.items():
         if isinstance(value, list) or not math.isfinite(value):
             raise WireViolation("metrics", f"metric {key!r} must be one finite number")
-        if key in SCORES and not 0.0 <= value <= 1.0:
+        if key in SCORES | SHARES and not 0.0 <= value <= 1.0:
             raise WireViolation("metrics", f"metric {key!r} must lie in 0..1")
         if key in ("num-examples", "num-test") and (not isinstance(value, int) or value < 0):
             raise WireViolation("metrics", f"metric {key!r} must be a whole number, 0 or more")
@@ -243,7 +258,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
 
 def pack_round(rnd: Round) -> ConfigRecord:
     return ConfigRecord({
-        "number": rnd.number, "total": rnd.total, "seed": rnd.seed, "acked": rnd.acked, "closing": rnd.closing,
+        "number": rnd.number, "total": rnd.total, "seed": rnd.seed, "acked": rnd.acked, "closing": rnd.closing, "joining": rnd.joining,
         "score-served": rnd.score_served, "score-adapted": rnd.score_adapted,
     })
 
@@ -267,9 +282,9 @@ def unpack_hello(content: RecordDict) -> dict[str, str]:
     record = content.get(HELLO)
     if set(content) != {HELLO} or not isinstance(record, ConfigRecord):
         raise WireViolation("text", f"a hello carries one record of text, named {HELLO!r}")
-    if record.keys() != _HELLO_FACTS.keys():
-        raise WireViolation("text", f"a hello carries exactly {', '.join(_HELLO_FACTS)}")
-    for key, form in _HELLO_FACTS.items():
+    if record.keys() != HELLO_FACTS.keys():
+        raise WireViolation("text", f"a hello carries exactly {', '.join(HELLO_FACTS)}")
+    for key, form in HELLO_FACTS.items():
         value = record[key]
         if type(value) is not (int if key == "classes" else str) or not re.fullmatch(form, str(value)):
             raise WireViolation("text", f"the {key!r} of a hello is not of its form")

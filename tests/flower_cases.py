@@ -54,7 +54,8 @@ def rnd(number: int = 1, total: int = 2, **more: Any) -> Round:
 
 
 def hello(name: str, /, **changed: Any) -> RecordDict:
-    facts = {"site": name, "classes": 10, "class-digest": "ab12", "input-shape": "1x8x8", "split-digest": "cd34"} | changed
+    facts = {"site": name, "classes": 10, "class-digest": "ab12", "input-shape": "1x8x8", "split-digest": "cd34",
+             "warnings": ""} | changed
     return RecordDict({"hello": ConfigRecord(facts)})
 
 
@@ -97,10 +98,11 @@ class SumRule:
 
 @dataclass
 class Club:
-    """Members a, b, c on nodes 1000.. in that order; ``offline`` ones have no node."""
+    """Members a, b, c on nodes 1000.. in that order; ``offline`` ones have no node, ``outside`` ones are held out."""
 
     count: int = 3
     offline: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
     def names(self) -> tuple[str, ...]:
         return tuple("abcdefghij"[: self.count])
@@ -109,7 +111,10 @@ class Club:
         return None if name in self.offline else FIRST_NODE + self.names().index(name)
 
     def sample(self, round_number: int) -> tuple[str, ...]:
-        return self.names()
+        return tuple(name for name in self.names() if name not in self.outside)
+
+    def held_out(self) -> tuple[str, ...]:
+        return self.outside
 
 
 def run_config(**changed: Any) -> RunConfig:

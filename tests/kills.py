@@ -87,9 +87,9 @@ def start(folder: Path, moment: Moment | None = None, **settings: Any) -> tuple[
     return process, ours
 
 
-def finish(folder: Path) -> Ran:
+def finish(folder: Path, **settings: Any) -> Ran:
     """Start or resume the run in a fresh process, to its end."""
-    process, said = start(folder, resume=(folder / "run.json").exists())
+    process, said = start(folder, resume=(folder / "run.json").exists(), **settings)
     words = _words(said)
     process.join()
     if words[-1:] != ["ended"]:

@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,11 +28,15 @@ from client_app.data.sources import DataNode
 from client_app.node import client_name
 from deploy.inprocess import FIRST_NODE, InProcessGrid
 from server_app.main import serve
+from strategies.registry import SPLIT_MODEL, find_method, parse_run_config
+from strategies.types import Layout, layout_of
 
 SMALL: Mapping[str, Any] = {
     "dataset": "tests.running:few_digits", "clients": 4, "rounds": 2, "model": "cnn", "width": 4, "epochs": 1, "batch": 8, "lr": 0.05,
     "device": "cpu", "run-id": "test", "max-void-rounds": 1, "hdc-fl.restarts": 5,
 }
+# what a method with prompts has in place of the CNN: 8 blocks of width 32, one patch of 16 pixels
+SMALL_VIT: Mapping[str, Any] = {"model": "vit-tiny-random", "width": 0}
 TRAIN, TEST = 24, 8
 
 # (message, the client's own answer) -> what the server gets
@@ -144,11 +149,23 @@ def run(folder: Path, method: str, hook: Hook | None = None, grid: type[Watched]
     """One run of ``method`` with ``SMALL`` and ``settings`` (``hdc_fl__signal`` for ``hdc-fl.signal``), as if in a new process."""
     forget()
     changed = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-    config = {**SMALL, "method": method, "out": str(folder), "state-dir": str(folder / "clients"), **changed}
+    config = {**small(method), "method": method, "out": str(folder), "state-dir": str(folder / "clients"), **changed}
     context = Context(1, 1, {}, RecordDict(), config)
     # the pictures of the report take longer than the run, and test_report.py looks at them
     with patch("server_app.report.page", lambda found: ""):
         return Ran(folder, serve(grid(config, config["clients"], hook), context, engine="inprocess", on_round=on_round))
+
+
+def small(method: str) -> Mapping[str, Any]:
+    """``SMALL`` with a model that ``method`` can have."""
+    return SMALL if find_method(method).model == SPLIT_MODEL else {**SMALL, **SMALL_VIT}
+
+
+@cache
+def layouts(method: str, **settings: Any) -> Mapping[str, Layout]:
+    """What the parts of that model look like, for digits."""
+    model = parse_run_config({**small(method), "method": method, **settings}).build_model(10, (1, 8, 8), weights=False)
+    return {part: layout_of(model.tensors(part)) for part in model.parts}
 
 
 def forget() -> None:
@@ -159,8 +176,9 @@ def forget() -> None:
 
 
 def about(message: Message) -> tuple[str, str, int]:
-    """Kind ("train", "evaluate", "query"), client and round of a message that goes down."""
-    kind = message.metadata.message_type.partition(".")[0]
+    """Kind ("train", "join", "evaluate", "query"), client and round of a message that goes down."""
+    kind, _, action = message.metadata.message_type.partition(".")
+    kind = "join" if action == "join" else kind
     number = message.content["round"]["number"] if "round" in message.content else 0
     return kind, client_name(message.metadata.dst_node_id - FIRST_NODE), int(number)  # type: ignore[arg-type]
 

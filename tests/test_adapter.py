@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from strategies.adapter import RuleStrategy
 from strategies.wire import bytes_of, pack, unpack_round
-from tests.flower_cases import METRICS, PARTS, START, WIRE, Club, SumRule, run_config, spoilt, three
+from tests.flower_cases import METRICS, PARTS, SKETCH, START, WIRE, Club, SumRule, run_config, spoilt, three
 
 NO_GRID: Any = None
 
@@ -198,6 +199,56 @@ def test_the_closing_evaluation_asks_everyone_once() -> None:
     assert dict(said or {}) == {"served": 0.25}
     assert dict(made.tally.dropped) == {"unknown-slot": 1, "deadline": 1}
     assert weights(made) == [1.0, 2.0, 3.0] and made.acked == {}
+
+
+WIRE_OF_NEWCOMERS = replace(WIRE, join=(SKETCH,))
+
+
+def joining(outside: tuple[str, ...], **settings: Any) -> RuleStrategy:
+    return RuleStrategy(SumRule([]), WIRE_OF_NEWCOMERS, START, PARTS, Club(outside=outside), run_config(**settings))
+
+
+def test_held_out_members_are_asked_to_join_after_the_last_round_and_scored_if_they_did() -> None:
+    """b and c are outside: only a trains; both are asked to join with its last round's number; b's reply is refused, c's accepted."""
+    made = joining(("b", "c"))
+    trained = send(made, 2)
+    made.aggregate_train(2, [reply(trained[0], 4, 5, 6)])
+    assert len(trained) == 1 and made.acked == {"a": 2}
+    messages = list(made.configure_join(2, ArrayRecord(), ConfigRecord(), NO_GRID))
+    assert [(m.metadata.message_type, m.metadata.dst_node_id) for m in messages] == [("train.join", 1001), ("train.join", 1002)]
+    positions = [unpack_round(m.content) for m in messages]
+    assert all(p.joining and not p.closing and (p.number, p.acked, p.completed) == (2, 0, 2) for p in positions)
+    for index, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = f"join-{index}"
+    sketch = {"descriptor": {"descriptor": np.ones(2, np.float16)}}
+    made.aggregate_join(2, [reply(messages[0], 1, 2, 3), Message(pack(sketch, METRICS), reply_to=messages[1])])
+    assert dict(made.tally.dropped) == {"unknown-slot": 1} and made.tally.accepted == ["c"]
+    assert made.acked == {"a": 2, "c": 2} and weights(made) == [4.0, 5.0, 6.0]
+    last = list(made.configure_evaluate(2, ArrayRecord(), ConfigRecord(), NO_GRID))
+    assert [(m.metadata.dst_node_id, unpack_round(m.content).acked) for m in last] == [(1000, 2), (1002, 2)]
+
+
+def test_nobody_held_out_nobody_asked_to_join() -> None:
+    assert list(joining(()).configure_join(2, ArrayRecord(), ConfigRecord(), NO_GRID)) == []
+
+
+def test_a_rule_folds_newcomers_lazily_and_only_if_it_wants_to() -> None:
+    seen: list[str] = []
+
+    class Welcoming(SumRule):
+        def newcomers(self, state: Any, updates: Any, rnd: Any) -> Any:
+            for update in updates:
+                seen.append(f"{update.client} {sorted(update.slots)} {rnd.joining}")
+            return {**state, "extra": {"n": np.array([len(seen)], np.float32)}}
+
+    made = RuleStrategy(Welcoming([]), WIRE_OF_NEWCOMERS, START, PARTS, Club(outside=("a", "b")), run_config())
+    messages = list(made.configure_join(2, ArrayRecord(), ConfigRecord(), NO_GRID))
+    for index, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = f"join-{index}"
+    sketch = {"descriptor": {"descriptor": np.ones(2, np.float16)}}
+    made.aggregate_join(2, (Message(pack(sketch, METRICS), reply_to=m) for m in messages))
+    assert seen == ["a ['descriptor'] True", "b ['descriptor'] True"] and made.state["extra"]["n"] == [2.0]
+    assert made.acked == {"a": 2, "b": 2}
 
 
 def test_no_reply_is_kept_alive_once_it_is_folded() -> None:

@@ -51,7 +51,7 @@ def test_settings_survive_being_written_down(method: str) -> None:
 @pytest.mark.parametrize(("given", "expected"), [
     ({"clinets": 3}, "unknown key 'clinets'; did you mean 'clients'?"),
     ({"hdc-fl.temprature": 1.0}, "did you mean 'hdc-fl.temperature'?"),
-    ({"method": "fedpr"}, "did you mean 'fedper'?"),
+    ({"method": "fedpers"}, "did you mean 'fedper'?"),
     ({"partition": "rotations"}, "did you mean 'rotation'?"),
     ({"clients": 3.5}, "clients must be a whole number, got 3.5"),
     ({"clients": True}, "clients must be a whole number"),

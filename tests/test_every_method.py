@@ -1,7 +1,8 @@
 """What every method must do. A new line in ``METHODS`` is picked up here by itself.
 
 The contract holds in both directions and a leak is refused; a seed says everything; the order of answers says nothing;
-clients may be few, fail, diverge, or have hardly any data; a run that was stopped goes on as if it had not been.
+clients may be few, fail, diverge, or have hardly any data; those held out of training are served, and change nothing for the
+others; a run that was stopped goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -14,32 +15,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import client_app.main as client_main
 from client_app.data.client_data import ClientData
 from client_app.data.sources import DataNode
 from client_app.learner import Reply
-from models import build_model
 from server_app.checkpoint import Checkpoints, dump, state_types
-from strategies.registry import METHODS, find_method, parse_run_config
-from strategies.types import Layout, layout_of
+from strategies.held_out import held_out_names
+from strategies.registry import METHODS, SPLIT_MODEL, find_method, parse_run_config
 from strategies.wire import encode
 from tests.running import (
-    SMALL,
     TRAIN,
     Ran,
     Shuffled,
     Spy,
+    Watched,
     about,
     client_of,
     digits_of,
     failing,
+    layouts,
     run,
+    slot_of,
+    small,
     tensor_bytes,
 )
 
-PARTS: Mapping[str, Layout] = {part: layout_of(build_model("cnn", 10, (1, 8, 8), 4).tensors(part)) for part in ("encoder", "head")}
 EVERY = tuple(METHODS)
 
 
@@ -57,7 +59,11 @@ def watched(method: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran,
 
 
 def wire_of(method: str, **settings: Any) -> Any:
-    return parse_run_config({**SMALL, "method": method, **settings}).own.wire
+    return parse_run_config({**small(method), "method": method, **settings}).own.wire
+
+
+class Stop(Exception):
+    """Ends a run from within."""
 
 
 # --- the contract
@@ -74,8 +80,8 @@ def test_every_message_of_a_run_fits_the_contract(method: str, watched: tuple[Ra
         if kind == "query":
             assert set(reply.content) == {"hello"}
             continue
-        wire.check("down", message.content, PARTS)
-        wire.check("up" if kind == "train" else "closing", reply.content, PARTS)
+        wire.check("down", message.content, layouts(method))
+        wire.check("up" if kind == "train" else "closing", reply.content, layouts(method))
         assert not tensor_bytes(reply) or kind == "train"
     assert all(r["dropped"] == {} and len(r["accepted"]) == 4 for r in ran.records)
 
@@ -97,7 +103,7 @@ def test_no_private_head_leaves_or_reaches_another_client(method: str, watched: 
     _, spy = watched
     assert {client for client, _ in spy.heads} == {f"client-00{i}" for i in range(4)}
     needles = [w.astype(dtype).tobytes()[:32] for head in spy.heads.values() for w in head.values() for dtype in (np.float32, np.float16)]
-    shapes = {shape for shape, _ in PARTS["head"].values()}
+    shapes = {shape for shape, _ in layouts(method)["head"].values()}
     common = next(tensor_bytes(m) for m, _ in spy.seen if about(m)[0] == "train")
     for message, reply in spy.seen:
         for shape, data in tensor_bytes(reply).values():
@@ -288,11 +294,186 @@ def test_a_client_that_diverges_is_dropped_and_counted(method: str, tmp_path: Pa
     assert not [name for name in ran.stores if name.startswith("client-001/v")]
 
 
+# --- clients held out of training
+
+# the seed with which client-003 of four is held out
+OUTSIDE = next(seed for seed in range(99) if held_out_names([f"client-00{i}" for i in range(4)], 1, seed) == ("client-003",))
+
+
+@pytest.fixture(scope="module")
+def serving(method: str) -> str:
+    """``method``, if it has something for a client that it has not trained with."""
+    if not getattr(find_method(method).rule_class(), "serves_newcomers", True):
+        pytest.skip("this method cannot serve newcomers, and says so")
+    return method
+
+
+@pytest.fixture(scope="module")
+def outside(serving: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Spy]:
+    """Three participants and client-003, held out, with every message kept."""
+    method = serving
+    folder = tmp_path_factory.mktemp(method)
+    spy = Spy(folder)
+    return run(folder, method, spy, held_out=0.25, seed=OUTSIDE), spy
+
+
+def test_a_held_out_client_changes_nothing_for_the_others(method: str, outside: tuple[Ran, Spy], tmp_path: Path) -> None:
+    """Bit for bit what three clients compute among themselves: state, their files, their scores, the round records."""
+    ran, alone = outside[0], run(tmp_path, method, clients=3, seed=OUTSIDE)
+    assert ran.state["tensors"] == alone.state["tensors"] and ran.rounds == alone.rounds
+    theirs = {name: kept for name, kept in ran.stores.items() if not name.startswith("client-003/")}
+    assert theirs == alone.stores and len(ran.stores) > len(theirs)
+    assert {client: score for client, score in ran.served.items() if client != "client-003"} == alone.served
+    for key in ("served", "served_raw", "adapted", "clients", "dropped"):
+        assert ran.summary[key] == alone.summary[key]
+    assert ran.summary.get("clusters") == alone.summary.get("clusters")
+
+
+def test_a_held_out_client_is_asked_to_join_and_scored_and_nothing_else(method: str, outside: tuple[Ran, Spy]) -> None:
+    ran, spy = outside
+    kinds = {client: [about(m)[0] for m, _ in spy.seen if about(m)[1] == client] for client in ran.served}
+    assert kinds["client-003"] == ["query", "join", "evaluate"]
+    assert all(kinds[f"client-00{i}"] == ["query", "train", "train", "evaluate"] for i in range(3))
+    wire = wire_of(method)
+    for message, reply in spy.seen:
+        if about(message)[0] == "join":
+            wire.check("down", message.content, layouts(method))
+            wire.check("join", reply.content, layouts(method))
+            assert {slot for slot, _ in tensor_bytes(reply)} == {slot.name for slot in wire.join}
+    assert ran.summary["held_out"]["clients"] == ["client-003"] and ran.summary["held_out"]["served"].keys() == {"client-003"}
+    _, extra = state_after(ran, 2)
+    assert extra["acked"].keys() == {"client-000", "client-001", "client-002"}
+
+
+def test_no_head_of_a_held_out_client_leaves(method: str, outside: tuple[Ran, Spy]) -> None:
+    if "head" not in wire_of(method).local:
+        pytest.skip("this method shares its head, and its contract says so")
+    _, spy = outside
+    needles = [w.astype(dtype).tobytes()[:32] for (client, _), head in spy.heads.items() if client == "client-003" for w in head.values()
+               for dtype in (np.float32, np.float16)]
+    assert len(needles) == 4
+    assert not any(needle in data for pair in spy.seen for part in pair for _, data in tensor_bytes(part).values() for needle in needles)
+
+
+def test_a_method_that_cannot_serve_newcomers_leaves_them_out_and_says_so(method: str, tmp_path: Path) -> None:
+    if getattr(find_method(method).rule_class(), "serves_newcomers", True):
+        pytest.skip("this method serves newcomers")
+    spy = Spy(tmp_path)
+    ran, alone = run(tmp_path / "a", method, spy, held_out=0.25, seed=OUTSIDE), run(tmp_path / "b", method, clients=3, seed=OUTSIDE)
+    assert [about(m)[0] for m, _ in spy.seen if about(m)[1] == "client-003"] == ["query"]
+    assert ran.state["tensors"] == alone.state["tensors"] and ran.stores == alone.stores
+    out = ran.summary["held_out"]
+    assert out["cannot_serve"] and out["unscored"] == ["client-003"] and out["tails"] is None
+
+
+ODD = ("one class", "one sample", "no test set")
+
+
+def odd_newcomers(node: DataNode, seed: int) -> ClientData:
+    """Of six clients the three held out are odd, the participants are ordinary."""
+    images, labels = digits_of(node.index)
+    names = held_out_names([f"client-{i:03d}" for i in range(6)], 3, seed)
+    match ODD[names.index(node.name)] if node.name in names else "":
+        case "one class":
+            return client_of(images, np.full_like(labels, 3))
+        case "one sample":
+            return client_of(images[:3], labels[:3], train=1)
+        case "no test set":
+            return client_of(images[:TRAIN], labels[:TRAIN])
+    return client_of(images, labels)
+
+
+def test_a_held_out_client_with_one_class_one_sample_or_no_test_set_is_served(method: str, serving: str, tmp_path: Path) -> None:
+    ran = run(tmp_path, method, dataset="tests.test_every_method:odd_newcomers", clients=6, held_out=0.5)
+    names = held_out_names([f"client-{i:03d}" for i in range(6)], 3, 0)
+    out = ran.summary["held_out"]
+    assert out["clients"] == list(names) and out["unscored"] == [names[2]] and out["tails"]["n"] == 2
+    assert ran.summary["dropped"] == {} and ran.summary["served"]["n"] == 3
+    for name in names:
+        kept = {f"{part}/{n}": t for part in layouts(method) for n, t in slot_of(
+            tmp_path / "clients" / "test" / name / "personal.safetensors", part).items()}
+        assert len(kept) == sum(map(len, layouts(method).values())) and all(np.isfinite(t).all() for t in kept.values())
+
+
+@pytest.mark.parametrize("fault", ["lost", "crashed", "NaN", "leak", "unasked slot", "offline at the end"])
+def test_a_held_out_client_that_fails_is_counted_and_the_run_ends_well(method: str, fault: str, outside: tuple[Ran, Spy],
+                                                                        tmp_path: Path) -> None:
+    sends = bool(wire_of(method).join)
+    if fault == "NaN" and not sends:
+        pytest.skip("a newcomer sends no tensor in this method")
+
+    def break_it(message: Message, reply: Callable[[], Message]) -> Message:
+        kind, client, _ = about(message)
+        if client != "client-003" or kind != ("evaluate" if fault == "offline at the end" else "join"):
+            return reply()
+        if fault in ("lost", "offline at the end"):
+            return Message(Error(4, "lost"), reply_to=message)
+        if fault == "crashed":
+            return Message(Error(8, "/secret"), reply_to=message)
+        answer = reply()
+        if fault == "NaN":
+            slot, record = next((s, r) for s, r in answer.content.items() if isinstance(r, ArrayRecord))
+            name = next(iter(record))
+            record[name] = encode(np.full(record[name].shape, np.nan, record[name].dtype))
+        elif fault == "leak":
+            answer.content["encoder"] = ArrayRecord({"w": encode(np.ones(3, np.float32))})
+        else:
+            answer.content["note"] = ConfigRecord({"label": "seven"})
+        return answer
+
+    ran = run(tmp_path, method, break_it, held_out=0.25, seed=OUTSIDE)
+    reason = {"lost": "reply-lost", "offline at the end": "reply-lost", "crashed": "client-crashed", "NaN": "non-finite",
+              "leak": "unknown-slot", "unasked slot": "text"}[fault]
+    assert ran.summary["dropped"] == {reason: 1} and ran.summary["held_out"]["unscored"] == ["client-003"]
+    assert ran.summary["held_out"]["tails"] is None
+    assert {k: v for k, v in ran.served.items() if v} == {k: v for k, v in outside[0].served.items() if k != "client-003"}
+    assert ran.state["tensors"] == outside[0].state["tensors"]
+
+
+def test_a_leak_planted_in_joining_is_refused_at_home(method: str, serving: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extra slot never leaves the client: its own check refuses the reply."""
+    learner = find_method(method).learner_class()
+    honest = learner.join
+
+    def leaking(*arguments: Any) -> Reply:
+        reply = honest(*arguments)
+        return replace(reply, slots={**reply.slots, "head-of-mine": {"weight": np.full((10, 32), 7, np.float32)}})
+
+    monkeypatch.setattr(learner, "join", leaking)
+    spy = Spy(tmp_path)
+    ran = run(tmp_path, method, spy, held_out=0.25, seed=OUTSIDE, rounds=1)
+    assert ran.summary["dropped"] == {"WireViolation": 1} and ran.summary["held_out"]["unscored"] == ["client-003"]
+    assert not any(np.full(32, 7, np.float32).tobytes() in data for _, reply in spy.seen for _, data in tensor_bytes(reply).values())
+
+
+@pytest.mark.parametrize("moment", ["before the joining", "after the joining", "within the evaluation"])
+def test_a_run_stopped_around_the_joining_goes_on_as_if_it_had_not(method: str, moment: str, outside: tuple[Ran, Spy],
+                                                                  tmp_path: Path) -> None:
+    last = {"after the joining": ("join", "client-003", 2), "within the evaluation": ("evaluate", "client-001", 2)}.get(moment)
+
+    def stop_between(record: Mapping[str, Any]) -> None:
+        if moment == "before the joining" and record["round"] == 2:
+            raise Stop
+
+    def stop_within(message: Message, reply: Callable[[], Message]) -> Message:
+        answer = reply()
+        if about(message) == last:
+            raise Stop
+        return answer
+
+    with pytest.raises(Stop):
+        run(tmp_path, method, stop_within, on_round=stop_between, held_out=0.25, seed=OUTSIDE)
+    again = run(tmp_path, method, held_out=0.25, seed=OUTSIDE, resume=True)
+    assert again.everything() == outside[0].everything()
+    assert again.summary["held_out"] == outside[0].summary["held_out"]
+
+
+def test_the_order_of_answers_does_not_matter_to_newcomers(method: str, serving: str, tmp_path: Path) -> None:
+    one, other = (run(tmp_path / grid.__name__, method, grid=grid, clients=6, held_out=0.5) for grid in (Watched, Shuffled))
+    assert one.everything() == other.everything() and one.summary["held_out"] == other.summary["held_out"]
+
+
 # --- restart
-
-
-class Stop(Exception):
-    """Ends a run from within."""
 
 
 @pytest.mark.parametrize("moment", ["after round 1", "in round 2"])
@@ -336,11 +517,14 @@ def test_batchnorm_rules_differ_where_they_must_and_nowhere_else(method: str, wa
     a, m = averaged(average), averaged(moments)
     differing = {name for name in a if a[name] != m[name]}
     assert all(name.endswith("running_var") for name in differing)
-    assert bool(differing) == bool(wire_of(method).up)
+    # a Vision Transformer has no BatchNorm, and there the rules say nothing
+    assert bool(differing) == (bool(wire_of(method).up) and find_method(method).model == SPLIT_MODEL)
 
 
-@pytest.mark.parametrize(("model", "width"), [("resnet18", 4), ("mobilenetv2", 8)])
+@pytest.mark.parametrize(("model", "width"), [("resnet18", 4), ("mobilenetv2", 8), ("clip-tiny-random", 0)])
 def test_the_larger_models_run(method: str, model: str, width: int, tmp_path: Path) -> None:
+    if (find_method(method).model == SPLIT_MODEL) != (width > 0):
+        pytest.skip("a model of the other kind")
     ran = run(tmp_path, method, model=model, width=width, clients=2, rounds=1)
     assert ran.records[0]["dropped"] == {} and all(ran.served.values()) and all_finite(ran)
 
@@ -368,4 +552,5 @@ def dumped(state: Any) -> Any:
 def averaged(ran: Ran) -> dict[str, bytes]:
     """The shared tensors of the final state, by part and name."""
     state, _ = state_after(ran, ran.summary["rounds"])
-    return {f"{part}.{name}": tensor.tobytes() for part in ("encoder", "head") for name, tensor in getattr(state, part, {}).items()}
+    return {f"{part}.{name}": tensor.tobytes() for part in ("encoder", "head", "prompts", "prototypes")
+            for name, tensor in getattr(state, part, {}).items()}

@@ -95,7 +95,7 @@ def test_embedding_has_the_cosines_of_the_normalised_gram_matrix():
 def test_blocks_of_columns_do_not_change_the_gram_matrix(monkeypatch):
     signals = np.random.default_rng(6).normal(size=(7, 50))
     whole = low_rank(signals, ClusterSettings(), seed=0).eigenvalues
-    monkeypatch.setattr("strategies.head_clusters._BLOCK", 8)
+    monkeypatch.setattr("strategies.head_space._BLOCK", 8)
     np.testing.assert_allclose(low_rank(signals, ClusterSettings(), seed=0).eigenvalues, whole, atol=1e-12)
 
 

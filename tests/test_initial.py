@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from server_app.initial import built_here, initial_model
-from strategies.config import RunConfig
+from strategies.registry import parse_run_config
 
 CHECK = """
 import sys
 from server_app.initial import initial_model
-from strategies.config import RunConfig
-parts = initial_model(RunConfig(width=4, seed=7), 10, (1, 8, 8))
+from strategies.registry import parse_run_config
+parts = initial_model(parse_run_config({"width": 4, "seed": 7}), 10, (1, 8, 8))
 assert "torch" not in sys.modules, "torch was loaded"
 print(sum(float(abs(t).sum()) for t in parts["encoder"].values()), list(parts["encoder"])[:2], parts["head"]["weight"].shape)
 """
@@ -23,13 +23,13 @@ print(sum(float(abs(t).sum()) for t in parts["encoder"].values()), list(parts["e
 
 def test_a_server_without_torch_stays_without_it() -> None:
     done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, check=True)
-    here = built_here(RunConfig(width=4, seed=7), 10, (1, 8, 8))
+    here = built_here(parse_run_config({"width": 4, "seed": 7}), 10, (1, 8, 8))
     wanted = f"{sum(float(abs(t).sum()) for t in here['encoder'].values())} {list(here['encoder'])[:2]} {here['head']['weight'].shape}"
     assert done.stdout.strip() == wanted
 
 
 def test_another_process_builds_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunConfig(width=4, seed=3)
+    run = parse_run_config({"width": 4, "seed": 3})
     here = built_here(run, 5, (3, 16, 16))
     modules = {name: module for name, module in sys.modules.items() if name != "torch"}
     with monkeypatch.context() as hidden:

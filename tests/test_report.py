@@ -154,18 +154,18 @@ def test_clients_csv_has_one_row_a_client(clustered: Path) -> None:
     with (clustered / "clients.csv").open(newline="") as lines:
         rows = list(csv.reader(lines))
     assert rows == [
-        ["client", "group", "n_train", "n_test", "classes", "served", "adapted"],
-        ["a", "0", "30", "10", "2", "0.5", "0.7"],
-        ["b", "90", "30", "10", "2", "0.2", "0.3"],
-        ["c", "0", "30", "20", "2", "0.6", ""],
-        ["d", "90", "30", "20", "2", "0.8", ""],
-        ["e", "0", "30", "40", "3", "0.9", ""],
+        ["client", "group", "n_train", "n_test", "classes", "served", "adapted", "held_out"],
+        ["a", "0", "30", "10", "2", "0.5", "0.7", "no"],
+        ["b", "90", "30", "10", "2", "0.2", "0.3", "no"],
+        ["c", "0", "30", "20", "2", "0.6", "", "no"],
+        ["d", "90", "30", "20", "2", "0.8", "", "no"],
+        ["e", "0", "30", "40", "3", "0.9", "", "no"],
     ]
 
 
 def test_without_a_split_groups_and_classes_stay_unknown(tmp_path: Path) -> None:
     five(tmp_path, split=False)
-    assert (tmp_path / "clients.csv").read_text().splitlines()[1] == "a,,30,10,,0.5,0.7"
+    assert (tmp_path / "clients.csv").read_text().splitlines()[1] == "a,,30,10,,0.5,0.7,no"
     assert "Class counts stay at the clients" in (tmp_path / "report.html").read_text()
 
 

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 ROOT = Path(__file__).parents[1]
-SETTINGS = "method='hdc-fl' clients=3 rounds=2 epochs=1 width=4 seed=3"
+SETTINGS = "method='hdc-fl' clients=4 held-out=0.25 rounds=2 epochs=1 width=4 seed=3"
 
 
 def run(folder: Path, *engine: str) -> None:
@@ -47,8 +47,9 @@ def assert_same(folder: Path, reference: Path) -> None:
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
     assert scores(folder) == scores(reference)
     mine, other = (json.loads((f / "summary.json").read_text(encoding="utf-8")) for f in (folder, reference))
-    for key in ("served", "served_raw", "adapted", "bytes", "split_hash", "clusters", "dropped"):
+    for key in ("served", "served_raw", "adapted", "bytes", "split_hash", "clusters", "dropped", "held_out"):
         assert mine[key] == other[key]
+    assert mine["held_out"]["tails"]["n"] == 1 and mine["served"]["n"] == 3
 
 
 def test_two_processes(alone: Path, tmp_path: Path) -> None:

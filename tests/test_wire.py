@@ -246,5 +246,5 @@ def test_bytes_are_what_travels() -> None:
     sizes = bytes_of(content)
     assert sizes["encoder"] == 128 + 12 and sizes["descriptor"] == 128 + 4
     assert sizes["metrics"] == 8 + 8 + len("loss") + len("num-test")
-    assert sizes["round"] == content["round"].count_bytes() == 4 * 8 + 3 + sum(map(len, content["round"]))
+    assert sizes["round"] == content["round"].count_bytes() == 4 * 8 + 4 + sum(map(len, content["round"]))
     assert sizes["empty"] == 3 + 0 + 3 + 4

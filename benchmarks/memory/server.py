@@ -89,6 +89,9 @@ def peak_growth(clients: int, rounds: int) -> dict[str, float]:
         def sample(self, number: int) -> tuple[str, ...]:
             return self.names()
 
+        def held_out(self) -> tuple[str, ...]:
+            return ()
+
     with tempfile.TemporaryDirectory() as folder:
         shelf, checkpoints = EncoderShelf(Path(folder, "shelf")), Checkpoints(Path(folder, "checkpoints"))
         run = RunConfig(clients=clients, rounds=rounds, model="resnet18", score_adapted="never")

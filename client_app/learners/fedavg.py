@@ -24,6 +24,10 @@ class FedAvgLearner:
     def train(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
         return Reply(*self.trainer.train(inbound["encoder"], inbound["head"], data, store, rnd))
 
+    def join(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
+        """Nothing to prepare: a newcomer is served the shared model as it is."""
+        return Reply(metrics=self.trainer.counts(data))
+
     def evaluate(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
-        return self.trainer.close(inbound["encoder"], inbound["head"], data, store)
+        return self.trainer.close(inbound["encoder"], inbound["head"], data, store, rnd)
 

@@ -26,8 +26,14 @@ class FedPerLearner:
         store.commit(rnd.number, {"head": trained["head"]}, base=rnd.acked)
         return Reply({"encoder": trained["encoder"]}, metrics)
 
+    def join(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
+        """Fit a head of its own on the frozen shared encoder, and keep it."""
+        head, metrics = self.trainer.fit_head(inbound["encoder"], own_head(inbound, store, rnd), data, store, rnd)
+        store.commit(rnd.number, {"head": head}, base=rnd.acked)
+        return Reply(metrics=metrics)
+
     def evaluate(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
-        return self.trainer.close(inbound["encoder"], own_head(inbound, store, rnd), data, store)
+        return self.trainer.close(inbound["encoder"], own_head(inbound, store, rnd), data, store, rnd)
 
 
 def own_head(inbound: Slots, store: LocalStore, rnd: Round) -> Tensors:

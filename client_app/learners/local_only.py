@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from client_app.data.client_data import ClientData
 from client_app.learner import Reply, Trainer
@@ -27,9 +28,19 @@ class LocalOnlyLearner:
         store.commit(rnd.number, trained, base=rnd.acked)
         return Reply(metrics=metrics)
 
+    def join(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
+        """Train alone for as many rounds as the others had, and end where it would have ended among them."""
+        own, metrics = own_model(inbound, store, rnd), {}
+        for number in range(1, rnd.total + 1):
+            trained, metrics = self.trainer.train(own["encoder"], own["head"], data, store, replace(rnd, number=number, acked=0))
+            # the live model's own tensors, into which the next round loads what it starts from
+            own = {part: {name: tensor.copy() for name, tensor in tensors.items()} for part, tensors in trained.items()}
+        store.commit(rnd.number, own, base=rnd.acked)
+        return Reply(metrics=metrics)
+
     def evaluate(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
         own = own_model(inbound, store, rnd)
-        return self.trainer.close(own["encoder"], own["head"], data, store)
+        return self.trainer.close(own["encoder"], own["head"], data, store, rnd)
 
 
 def own_model(inbound: Slots, store: LocalStore, rnd: Round) -> Slots:

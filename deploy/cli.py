@@ -7,6 +7,7 @@ imported where it is needed, so that the rest answers at once.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -35,13 +36,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from strategies.config import ConfigError
 
     try:
-        return options.run(options)
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         print(f"fedhearth: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fedhearth: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # whoever read our output has had enough (`| head`); nothing more can be said, not even when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def parser(meant: str = "") -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,7 +208,7 @@ def test_wire_shows_contracts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wire", "hdc-fl"]) == 0
     told = capsys.readouterr().out
     default, opt_in = told.split("hdc-fl (signal = head, opt-in)")
-    assert "strictly local    head," in default and "strictly local    head" not in opt_in
+    assert "strictly local    head," in default and "strictly local    head" not in opt_in.partition("\n\n")[0]
     assert main(["wire", "hdc"]) == 2
 
 
@@ -223,3 +224,8 @@ def test_images_of_a_wrong_shape_are_refused(capsys: pytest.CaptureFixture[str])
     np.savez("flat.npz", images=np.zeros((8, 64), np.uint8), labels=np.zeros(8, np.int64))
     assert main(["run", "-c", "dataset=npz:flat.npz", "-c", "clients=2"]) == 2
     assert "flat.npz" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_had_enough_gets_no_traceback() -> None:
+    done = subprocess.run(f"{sys.executable} -m deploy.cli methods | head -n 1", shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout.count("\n") == 1 and done.stderr == ""

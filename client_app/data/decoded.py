@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from client_app.local.durable import make_durable_directory
+
 log = logging.getLogger(__name__)
 MOST_FILES = 64
 MOST_BYTES = 20 * 2**30
@@ -62,7 +64,7 @@ class DecodedShelf:
     def _write(self, path: Path, fill: Callable[[Path], object]) -> None:
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_durable_directory(self._folder)
             fill(part)
             part.replace(path)
             self._drop()

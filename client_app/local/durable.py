@@ -27,8 +27,10 @@ def make_durable_directory(directory: Path) -> None:
     """``directory`` is there and stays there, whenever the machine stops."""
     if directory.is_dir():
         return
+    for missing in [folder for folder in reversed(directory.parents) if not folder.exists()]:
+        missing.mkdir(mode=0o700, exist_ok=True)  # parents=True would leave these open to everyone
     # only the site's own user may look inside
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
     for parent in list(directory.parents)[:2]:
         _sync_directory(parent)
 

@@ -15,19 +15,21 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 COSINES = ("centred", "raw")
-SCORES = ("log", "scaled", "prior")
+SCORES = ("log", "scaled", "prior", "cosine")
 
 
 def mixture_weights(cls: Tensor, prototypes: Tensor, log_prior: Tensor, tau: float, cosine: str, score: str) -> Tensor:
     """Weights s (B, C), each row on the simplex, of tokens (B, D), prototypes (C, D) and a log prior (C,); all float32.
 
-    ``score`` is ``log`` (softmax of cos / tau + log prior), ``scaled`` (of prior * cos / tau, an ablation: no posterior) or
-    ``prior`` (the prior over classes that have a prototype, an ablation).
+    ``score`` is ``log`` (softmax of cos / tau + log prior) or an ablation: ``scaled`` (of prior * cos / tau: no posterior), ``prior``
+    (the prior over classes that have a prototype) or ``cosine`` (of cos / tau, without the prior).
     """
     filled = prototypes.ne(0).any(dim=1)  # (C,)
     similarity = _cosine(cls, prototypes, filled, cosine == "centred")
     if score == "scaled":
         evidence = log_prior.exp() * similarity / tau
+    elif score == "cosine":
+        evidence = similarity / tau
     else:
         evidence = (similarity / tau if score == "log" else torch.zeros_like(similarity)) + log_prior
     known = filled | ~filled.any()

@@ -47,4 +47,4 @@ def standardised(inputs: Tensor) -> Tensor:
 
 def mean_spread(weights: Tensor) -> float:
     """Standard deviation of gate weights (B, C) over images, mean over classes: 0 means that the gate ignores the image."""
-    return float(weights.float().std(dim=0, correction=0).mean()) if len(weights) else 0.0
+    return float(weights.detach().float().std(dim=0, correction=0).mean()) if len(weights) else 0.0

@@ -25,6 +25,7 @@ from models.split import ModelError
 from models.towers import ImageFeatures
 
 TINY = "tiny-random"
+PROMPT_STD = 0.02  # of CoOp (arXiv:2109.01134)
 
 
 def load_open_clip(name: str, weights_dir: str = "", seed: int = 0) -> nn.Module:
@@ -32,15 +33,10 @@ def load_open_clip(name: str, weights_dir: str = "", seed: int = 0) -> nn.Module
 
     Raises ``ModelError`` for an unknown name and for weights that cannot be had or do not fit.
     """
-    try:
-        import open_clip
-    except ImportError as missing:
-        raise ModelError("towers of open_clip need the package open_clip_torch. Run: pip install 'fedhearth[clip]'") from missing
-    if name == TINY:
+    open_clip, (base, _, tag) = _library(), name.partition("@")
+    if base == TINY:
         return _tiny(seed).requires_grad_(False).eval()
-    base, _, tag = name.partition("@")
-    if open_clip.get_model_config(base) is None:
-        raise ModelError(f"an open_clip tower must be one of open_clip's own models, such as ViT-B-16; got {base!r}")
+    _config(base)
     files = [f"open_clip_{base.replace('/', '-')}.{kind}" for kind in ("safetensors", "pt")]
     local = next((Path(weights_dir) / file for file in files if weights_dir and (Path(weights_dir) / file).is_file()), None)
     if local is None and not tag:
@@ -54,16 +50,27 @@ def load_open_clip(name: str, weights_dir: str = "", seed: int = 0) -> nn.Module
     return model.requires_grad_(False).eval()
 
 
+def text_sizes(name: str) -> tuple[int, int]:
+    """W and D of the model's text side, without its weights. Raises ``ModelError`` for an unknown name, and where its configuration
+    does not say W, as for text encoders of Hugging Face."""
+    base = name.partition("@")[0]
+    if base == TINY:
+        return 32, 32
+    config = _config(base)
+    if "width" not in config["text_cfg"]:
+        raise ModelError(f"the width of the text encoder of open_clip's {base} is not in its configuration. Use another model, such as "
+                         "ViT-B-16")
+    return config["text_cfg"]["width"], config["embed_dim"]
+
+
 class OpenClipText(nn.Module):
     """``TextTower`` of an open_clip model; ``name`` chooses its tokenizer."""
 
-    prompt_std = 0.02  # of CoOp (arXiv:2109.01134); CLIP's embeddings have about half of it
+    prompt_std = PROMPT_STD
 
     def __init__(self, model: Any, name: str) -> None:
         super().__init__()
-        import open_clip
-
-        base = name.partition("@")[0]
+        open_clip, base = _library(), name.partition("@")[0]
         self.model = model.requires_grad_(False).eval()
         self.tokenizer = open_clip.tokenizer.SimpleTokenizer() if base == TINY else open_clip.get_tokenizer(base)
         self.embedding = _embedding(model)
@@ -183,6 +190,21 @@ class OpenClipImage(nn.Module):
             pixels = pixels.clamp(0, 1) if images.dtype == torch.uint8 else pixels
         pixels = pixels.expand(-1, 3, -1, -1)
         return (pixels - self.mean) / self.std if images.dtype == torch.uint8 else pixels
+
+
+def _library() -> Any:
+    try:
+        import open_clip
+    except ImportError as missing:
+        raise ModelError("towers of open_clip need the package open_clip_torch. Run: pip install 'fedhearth[clip]'") from missing
+    return open_clip
+
+
+def _config(base: str) -> dict[str, Any]:
+    config = _library().get_model_config(base)
+    if config is None:
+        raise ModelError(f"an open_clip tower must be one of open_clip's own models, such as ViT-B-16; got {base!r}")
+    return config
 
 
 def _embedding(model: Any) -> nn.Embedding:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from models.split import ModelError, _as_numpy, _check_tensors
-from models.towers import ImageFeatures, TextTower
+from models.towers import EmptyText, ImageFeatures, TextTower
 
 GLOBAL, LOCAL = "global-prompt", "local"
 
@@ -46,7 +46,9 @@ class PromptStart:
 
     def base(self, tower: TextTower) -> Tensor:
         """What the difference is added to, (n_ctx, W). Raises ``ModelError`` if the words are not ``tokens`` tokens long."""
-        found = tower.embed(self.words).detach().clone() if self.words else torch.zeros(self.tokens, tower.width)
+        if not self.words or isinstance(tower, EmptyText):
+            return torch.zeros(self.tokens, tower.width)
+        found = tower.embed(self.words).detach().clone()
         if len(found) != self.tokens:
             raise ModelError(f"the prompt's words must be {self.tokens} tokens of this text tower, got {len(found)}. Set the prompt's "
                              f"number of tokens to {len(found)}, or take other words")

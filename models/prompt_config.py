@@ -24,7 +24,7 @@ class PromptConfig:
     use : ``both``, or one kind alone: ``shared`` (FedVPT), ``class``.
     handling : of a mixture's output token: ``replace`` or ``append``.
     cosine : ``centred`` or ``raw``.
-    score : ``log``, ``scaled`` or ``prior``.
+    score : ``log``, ``scaled``, ``prior`` or ``cosine``.
     tau : temperature of the cosines, above 0; our choice, from the pilot. About .001-.005 for ``raw``.
     stop_cls : no gradient through the CLS token of the score.
     checkpointing : recompute blocks in the backward pass: less memory, about a third more time.

@@ -4,9 +4,9 @@ For each image and class, the cost of moving patch m to prompt i is 1 - cosine. 
 exactly mass / prompts, every patch gives at most 1 / M. So background may stay unmoved, which is the "unbalanced" part. The logit is
 scale x the plan's cosines; the plan is a constant for the gradient.
 
-Values by the authors' code: 2 prompts, eps .1, mass .8, at most 100 iterations, stop at 1e-3. Ours: the lowest cost of each problem is
-subtracted first, which changes no plan and keeps the exponential from underflowing at small eps; the stop looks at the change relative
-to the largest scaling, since theirs depends on that choice.
+Values by the authors' code: 2 prompts, eps .1, mass .8, at most 100 iterations, stop at 1e-3. Ours: each prompt's lowest cost is
+subtracted first, which changes no plan (a column's scaling absorbs it) and keeps the exponential from vanishing at small eps; the stop
+looks at relative changes, since absolute ones depend on that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from models.towers import ImageFeatures, TextTower
 
 @dataclass(frozen=True)
 class Transport:
-    """Settings of the plan: ``eps`` above 0 (entropy), ``mass`` above 0 to 1, ``iterations`` 1 or more, ``stop`` 0 or more."""
+    """Settings of the plan.
+
+    Attributes
+    ----------
+    eps : weight of the entropy, .01 or more: then costs between 0 and 2 stay within a float64's range.
+    mass : moved in all, above 0 to 1.
+    iterations, stop : 1 or more; the relative change, 0 or more, that ends them early.
+    """
 
     eps: float = 0.1
     mass: float = 0.8
@@ -32,8 +39,8 @@ class Transport:
     stop: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not (self.eps > 0 and 0 < self.mass <= 1 and self.iterations >= 1 and self.stop >= 0):
-            raise ModelError("transport needs eps above 0, mass above 0 and at most 1, 1 iteration or more and stop 0 or more; got "
+        if not (self.eps >= 0.01 and 0 < self.mass <= 1 and self.iterations >= 1 and self.stop >= 0):
+            raise ModelError("transport needs eps .01 or more, mass above 0 and at most 1, 1 iteration or more and stop 0 or more; got "
                              f"{self.eps}, {self.mass}, {self.iterations} and {self.stop}")
 
 
@@ -68,13 +75,13 @@ def transport_plan(cost: Tensor, transport: Transport) -> Tensor:
     Alternating projections (Dykstra in the Kullback-Leibler sense, Benamou et al. 2015); the columns are exact after every step.
     """
     rows, columns = 1 / cost.shape[-2], transport.mass / cost.shape[-1]
-    kernel = torch.exp((cost.amin(dim=(-2, -1), keepdim=True) - cost) / transport.eps)
+    kernel = torch.exp((cost.amin(dim=-2, keepdim=True) - cost).double() / transport.eps)  # 1 at each column's cheapest patch
     of_column = torch.ones_like(kernel[..., :1, :])  # (..., 1, I)
     of_row = torch.ones_like(kernel[..., :1])
     for _ in range(transport.iterations):
         before = of_column
         of_row = (rows / (kernel * of_column).sum(dim=-1, keepdim=True)).clamp(max=1)
         of_column = columns / (kernel * of_row).sum(dim=-2, keepdim=True)
-        if (of_column - before).abs().max() <= transport.stop * of_column.max():
+        if ((of_column - before).abs() <= transport.stop * of_column).all():
             break
-    return of_row * kernel * of_column
+    return (of_row * kernel * of_column).to(cost.dtype)

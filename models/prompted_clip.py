@@ -21,6 +21,7 @@ classes, which still tells them apart through the normalisation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -73,7 +74,7 @@ class ClipConfig:
             raise ModelError(f"gate must be pair, image or fixed:W with W from 0 to 1, such as fixed:0.5; got {self.gate!r}")
         if self.meta == "evidence" and self.evidence is None:
             raise ModelError('meta = "evidence" needs patch evidence; give its settings, or take meta = "cls" or "none"')
-        if self.meta_width < 1 or not min(self.lambda_global, self.lambda_local, self.local_noise) >= 0:
+        if self.meta_width < 1 or not all(0 <= x < math.inf for x in (self.lambda_global, self.lambda_local, self.local_noise)):
             raise ModelError("meta_width must be 1 or more, and lambda_global, lambda_local and local_noise 0 or more; got "
                              f"{self.meta_width}, {self.lambda_global}, {self.lambda_local} and {self.local_noise}")
 

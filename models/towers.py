@@ -19,13 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from models.patch_evidence import Evidence
 from models.split import ModelError
 
 OPEN_CLIP = "open_clip:"
-TEXT_TOWERS = ("minilm-bridge", "text-tiny-random")
+# name -> W, D, deviation of a random prompt
+TEXT_TOWERS = {"minilm-bridge": (384, 512, 0.05), "text-tiny-random": (32, 32, 0.05)}
 PATCHES = ("projected", "value")
 
 
@@ -94,6 +96,38 @@ class ImageTower(Protocol):
         ...
 
 
+class EmptyText(nn.Module):
+    """``TextTower`` of the right sizes without a number in it: enough to start a global prompt, as a server does. Features are zeros."""
+
+    logit_scale = 100.0
+
+    def __init__(self, width: int, dim: int, prompt_std: float) -> None:
+        super().__init__()
+        self.width, self.dim, self.prompt_std = width, dim, prompt_std
+
+    def embed(self, words: str) -> Tensor:
+        """No embedding, (0, W)."""
+        return torch.zeros(0, self.width)
+
+    def tokens(self, names: Sequence[str], context: int) -> Tensor:
+        """As ``TextTower``, all 0."""
+        return torch.zeros(len(names), 1, dtype=torch.long)
+
+    def forward(self, context: Tensor, tokens: Tensor) -> Tensor:
+        """As ``TextTower``, all 0."""
+        return context.new_zeros(*context.shape[:-2], len(tokens), self.dim)
+
+
+def empty_text_tower(name: str) -> EmptyText:
+    """The sizes of the text tower ``name``, at no cost and without its weights. Raises ``ModelError`` as ``load_text_tower``."""
+    if name.startswith(OPEN_CLIP):
+        from models.open_clip_towers import PROMPT_STD, text_sizes
+
+        return EmptyText(*text_sizes(name.removeprefix(OPEN_CLIP)), PROMPT_STD)
+    _known(name)
+    return EmptyText(*TEXT_TOWERS[name])
+
+
 def load_text_tower(name: str, weights_dir: str = "", seed: int = 0) -> TextTower:
     """A frozen text tower on the CPU, in eval mode; ``seed`` decides a twin's weights.
 
@@ -105,13 +139,8 @@ def load_text_tower(name: str, weights_dir: str = "", seed: int = 0) -> TextTowe
         return OpenClipText(load_open_clip(name.removeprefix(OPEN_CLIP), weights_dir, seed), name.removeprefix(OPEN_CLIP))
     from models import sentence_tower
 
-    if name == "minilm-bridge":
-        return sentence_tower.minilm_bridge(weights_dir)
-    if name == "text-tiny-random":
-        return sentence_tower.tiny_text(seed)
-    close = difflib.get_close_matches(name, TEXT_TOWERS, n=1)
-    raise ModelError(f"a text tower must be one of {', '.join(TEXT_TOWERS)} or {OPEN_CLIP}NAME; got {name!r}"
-                     + (f"; did you mean {close[0]!r}?" if close else ""))
+    _known(name)
+    return sentence_tower.minilm_bridge(weights_dir) if name == "minilm-bridge" else sentence_tower.tiny_text(seed)
 
 
 def load_image_tower(name: str, weights_dir: str = "", image_size: int = 224, seed: int = 0, precision: str = "float32") -> ImageTower:
@@ -128,3 +157,10 @@ def load_image_tower(name: str, weights_dir: str = "", image_size: int = 224, se
     from models.image_tower import TimmImage
 
     return TimmImage(load_backbone(name, weights_dir, image_size, seed, precision, keep_head=True))
+
+
+def _known(name: str) -> None:
+    if name not in TEXT_TOWERS:
+        close = difflib.get_close_matches(name, TEXT_TOWERS, n=1)
+        raise ModelError(f"a text tower must be one of {', '.join(TEXT_TOWERS)} or {OPEN_CLIP}NAME; got {name!r}"
+                         + (f"; did you mean {close[0]!r}?" if close else ""))

@@ -17,7 +17,7 @@ from models.backbones import load_backbone, prepare
 from models.open_clip_towers import OpenClipImage, OpenClipText, load_open_clip
 from models.sentence_tower import BRIDGE, MINILM, SentenceText, Size, Vocabulary, _from_bert
 from models.split import ModelError
-from models.towers import ImageFeatures, load_image_tower, load_text_tower
+from models.towers import ImageFeatures, empty_text_tower, load_image_tower, load_text_tower
 from tests.naive.prompted_clip import bert_mean
 
 NAMES = ("dog", "fire_truck", "a rather long class name")
@@ -85,6 +85,17 @@ def test_a_twin_follows_its_seed_and_leaves_the_global_one_alone(name: str) -> N
     assert torch.equal(torch.rand(3), expected_next)
     words = [tower.embed("a photo") for tower in (first, again, other)]
     assert torch.equal(words[0], words[1]) and not torch.equal(words[0], words[2])
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_empty_tower_has_the_sizes_of_the_full_one(name: str) -> None:
+    full, empty = load_text_tower(name), empty_text_tower(name)
+    assert (empty.width, empty.dim, empty.prompt_std) == (full.width, full.dim, full.prompt_std)
+    assert empty(torch.ones(2, 4, 32), empty.tokens(NAMES, 4)).shape == full(torch.ones(2, 4, 32), full.tokens(NAMES, 4)).shape
+    real = empty_text_tower("open_clip:ViT-B-16@openai")
+    assert (real.width, real.dim) == (512, 512) and empty_text_tower("minilm-bridge").width == 384
+    with pytest.raises(ModelError, match="is not in its configuration"):
+        empty_text_tower("open_clip:xlm-roberta-base-ViT-B-32")
 
 
 def test_the_twins_fit_each_other() -> None:
@@ -233,18 +244,18 @@ def real_tower() -> SentenceText:
         pytest.skip(str(fault))
 
 
-def test_the_real_sentence_tower_knows_what_is_alike() -> None:
+def test_the_real_sentence_tower_is_the_bert_of_its_file() -> None:
+    from safetensors.torch import load_file
+
     tower = real_tower()
-    # published similarities of the model: cat and kitten .79, cat and stock report .07
-    tower.bridge, tower.mean, tower.target_mean = torch.eye(384), torch.zeros(384), torch.zeros(384)
-    tower.dim = 384
-    tokens = tower.tokens(["cat", "kitten", "stock report"], 0)
-    ends = tokens.clone()
-    for row in ends:  # the texts alone, without the full stop
-        end = int((row == tower.vocabulary.end).nonzero()[0, 0])
-        row[end - 1], row[end] = tower.vocabulary.end, tower.vocabulary.padding
-    cosines = tower(torch.zeros(0, 384), ends) @ tower(torch.zeros(0, 384), ends).T
-    np.testing.assert_allclose(cosines[0], [1, 0.79, 0.07], atol=0.01)
+    bert = load_file(sentence_tower._minilm_files(os.environ["FEDHEARTH_WEIGHTS"])[0])
+    sentences = []
+    for text in ("cat", "kitten", "stock report"):
+        ids = [tower.vocabulary.start, *tower.vocabulary.split(text), tower.vocabulary.end]
+        found = tower.pooled(tower.words(torch.tensor(ids))[None], torch.ones(1, len(ids), dtype=torch.bool))[0]
+        torch.testing.assert_close(found, bert_mean(bert, ids, 6, 12), atol=1e-5, rtol=1e-4)
+        sentences.append(normalize(found, dim=0))
+    assert sentences[0] @ sentences[1] > 0.75 > 0.2 > sentences[0] @ sentences[2]
 
 
 @pytest.mark.slow

@@ -34,8 +34,8 @@ from client_app.loop_settings import DeviceError, LoopSettings, resolve_device
 from models.split import SplitModel, batchnorms, has_batchnorm
 
 __all__ = ["DeviceError", "FitStats", "LoopSettings", "Sgd", "TrainingDiverged", "array_on_device", "batch_sizes", "check_labels",
-           "descend", "fit", "inputs", "is_finite", "mean_loss", "normalised", "place", "precision", "recompute_batchnorm", "resolve_device",
-           "score", "threads"]
+           "descend", "fit", "inputs", "is_finite", "mean_loss", "normalised", "place", "precision", "recompute_batchnorm",
+           "resolve_device", "score", "threads"]
 
 
 FEWEST_CHANNELS_LAST = 8
@@ -106,7 +106,8 @@ def fit(
     return FitStats(loss, settings.epochs * len(sizes), is_finite(model))
 
 
-def descend(step: Callable[[Tensor, Tensor], Tensor], x: Tensor | Callable[[], Tensor], y: Tensor, sizes: list[int], epochs: int, seed: int) -> float:
+def descend(step: Callable[[Tensor, Tensor], Tensor], x: Tensor | Callable[[], Tensor], y: Tensor, sizes: list[int], epochs: int,
+            seed: int) -> float:
     """Epochs of ``step`` over x (n, ...) and y (n,) in a seeded order, ``sizes`` samples a step; the last epoch's mean loss.
 
     ``x`` may be a function that gives it anew for every epoch.

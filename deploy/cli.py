@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 
 # a module each, with its own options, which is only loaded when it is meant
@@ -32,6 +33,9 @@ DEPLOYMENT = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names of files and classes may hold what the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     options = parser(words[0] if words else "").parse_args(words)
     from strategies.config import ConfigError
 
@@ -42,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"fedhearth: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"fedhearth: this machine's memory is full{f' ({error})' if str(error) else ''}: use smaller or fewer images, or fewer "
+              "workers", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("fedhearth: interrupted", file=sys.stderr)
         return 130

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
     importable_here()
     settings = _settings(options)
-    for uri in filter(None, (options.uri, options.expect)):
+    for uri in (options.uri, *filter(None, [options.expect])):
         usable(uri)
     found = findings(settings, options.clients, tuple(filter(None, options.classes.split(","))), options.expect)
     # the readers log what a client would; here it is in the findings

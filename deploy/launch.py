@@ -60,7 +60,8 @@ def new_run(given: Mapping[str, Scalar], out: str) -> Launch:
         raise ConfigError(f"{folder} already holds a run; give another folder, or go on with that one: "
                           f"fedhearth run --resume {shlex.quote(str(folder))}")
     state_dir = place("state-dir", run.state_dir) if run.state_dir else folder / "clients"
-    placed = replace(run, out=str(folder), state_dir=str(state_dir), resume=False,
+    weights = str(place("weights-dir", run.weights_dir)) if run.weights_dir else ""
+    placed = replace(run, out=str(folder), state_dir=str(state_dir), resume=False, weights_dir=weights,
                      run_id=run.run_id or f"{stamp}-{secrets.token_hex(3)}", dataset=_absolute(run.dataset))
     return Launch(replace(settings, run=placed), folder)
 

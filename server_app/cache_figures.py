@@ -10,7 +10,7 @@ from typing import Any
 
 from server_app.cache_summary import mean_of
 from server_app.figures import CALM, INK, MUTED, RULE, SIZE, TAIL, canvas, inline_svg
-from server_app.sections import SPACE, bytes_text, percent, section, table_of
+from server_app.sections import bytes_text, percent, section, table_of
 from server_app.summary import Findings, last_with
 
 
@@ -35,25 +35,28 @@ def cache_section(found: Findings) -> str:
         disk = cache["disk_bytes"]
         facts.append(("cache on the clients' disks", f"{bytes_text(disk['total'])} in all, {bytes_text(disk['largest'])} at the largest"))
     note = "" if "forwards" in cache else "<p class=note>Clients keep their sample counts at home, so totals are not known here.</p>"
-    return section("Feature cache", "<p>HIT samples used their cached feature and skipped the encoder; FUSE samples were computed "
-                                    "although one was there; MISS samples had none to use.</p>" + table_of(["", ""], facts, "facts-table") + note)
+    words = ("<p>HIT samples used their cached feature and skipped the encoder; FUSE samples were computed although one was there; "
+             "MISS samples had none to use.</p>")
+    return section("Feature cache", words + table_of(["", ""], facts, "facts-table") + note)
 
 
 def cache_charts(found: Findings) -> Iterable[tuple[str, str, str]]:
     """Heading, picture and caption of each chart."""
     if any(r.get("hit") for r in found.records):
+        gate = " Line: mean weight of cached features in blends." if last_with(found.records, "gate_weight") else ""
         yield ("Routes", routes_picture(found.records),
-               f"Share of training samples by route, mean over clients.{SPACE}<span class=calm>■</span> HIT, <span class=tail>■</span> FUSE, "
-               "the rest MISS." + (" Line: mean weight of cached features in blends." if last_with(found.records, "gate_weight") else ""))
-    moves = [(int(r["round"]), m) for r in found.records if (m := ((r.get("diagnostics") or {}).get("cache") or {}).get("moved")) is not None]
-    if moves:
+               "Share of training samples by route, mean over clients. <span class=calm>■</span> HIT, "
+               f"<span class=tail>■</span> FUSE, the rest MISS.{gate}")
+    states = [(int(r["round"]), (r.get("diagnostics") or {}).get("cache")) for r in found.records]
+    if moves := [(number, float(state["moved"])) for number, state in states if state]:
         yield "Drift", drift_picture(moves), "How far the shared encoder moved in a round, relative to its length."
 
 
 def routes_picture(records: Sequence[Mapping[str, Any]]) -> str:
     """Stacked shares of HIT and FUSE over rounds, and the gate's mean weight."""
     told = [r for r in records if r.get("hit")]
-    rounds, hit, fuse = [int(r["round"]) for r in told], *([100 * (mean_of(r[route]) or 0.0) for r in told] for route in ("hit", "fuse"))
+    rounds = [int(r["round"]) for r in told]
+    hit, fuse = ([100 * (mean_of(r[route]) or 0.0) for r in told] for route in ("hit", "fuse"))
     figure, axes = canvas(2.6)
     axes.bar(rounds, hit, color=CALM, width=0.85)
     axes.bar(rounds, fuse, bottom=hit, color=TAIL, width=0.85)
@@ -62,7 +65,8 @@ def routes_picture(records: Sequence[Mapping[str, Any]]) -> str:
         axes.plot(*zip(*weights, strict=True), color=INK, linewidth=1.4)
     axes.set(ylim=(0, 100), xlabel="round", ylabel="training samples, %")
     _whole_rounds(axes)
-    return inline_svg(figure, f"Bars: share of HIT samples from {hit[0]:.0f} % in round {rounds[0]} to {hit[-1]:.0f} % in round {rounds[-1]}.")
+    first, last = (f"{hit[at]:.0f} % in round {rounds[at]}" for at in (0, -1))
+    return inline_svg(figure, f"Bars: share of HIT samples from {first} to {last}.")
 
 
 def drift_picture(moves: Sequence[tuple[int, float]]) -> str:

@@ -22,26 +22,31 @@ def cache_summary(records: Sequence[Mapping[str, Any]], final: Mapping[str, Any]
     ``avoided_last_quarter`` that of the last quarter of the rounds. ``forwards`` and ``forwards_avoided`` are samples through the
     encoder in all phases, joining and closing included; they are not there where clients keep their counts at home.
     """
-    known = [r for r in records if r.get("hit") or r.get("forwards")]
-    if not known:
-        return None
     told = [*records, (final.get("joined") or {}).get("record") or {}, final]
-    shares = {route: [mean_of(r.get(route)) for r in records if r.get(route)] for route in ROUTES}
-    late = [mean_of(r["hit"]) for r in records[-math.ceil(LAST_PART * len(records)):] if r.get("hit")]
-    state = (_last(records, "diagnostics")).get("cache") or {}
-    weight = mean_of(_last(records, "gate_weight"))
+    if not any(r.get("hit") or r.get("forwards") for r in records):
+        return None
+    shares = {route: _over(records, route) for route in ROUTES}
+    late = _over(records[-math.ceil(LAST_PART * len(records)):], "hit")
+    state = _last(records, "diagnostics").get("cache") or {}
     disk = {client: size for r in told for client, size in (r.get("cache_bytes") or {}).items()}
-    totals = {key: sum(sum(r[key].values()) for r in told if r.get(key)) for key in ("forwards", "forwards_avoided") if _last(told, key)}
-    return {
-        **{f"{route}_share": mean(values) for route, values in shares.items() if values},
-        **({"avoided_training": mean(shares["hit"])} if shares["hit"] else {}),
-        **({"avoided_last_quarter": mean(late)} if late else {}),
-        **({"gate_weight": weight} if weight is not None else {}),
-        **totals,
-        **({"encoder_bytes": {way: _against_every(records, way, state["encoder_bytes"], wire_dtype) for way in ("up", "down")},
-            "drift": state["drift"], "version": state["version"]} if state else {}),
-        **({"disk_bytes": {"total": sum(disk.values()), "largest": max(disk.values())}} if disk else {}),
+    found: dict[str, Any] = {
+        **{f"{route}_share": share for route, share in shares.items()},
+        "avoided_training": shares["hit"],
+        "avoided_last_quarter": late,
+        "gate_weight": mean_of(_last(records, "gate_weight")),
+        **{key: sum(sum((r.get(key) or {}).values()) for r in told) for key in ("forwards", "forwards_avoided") if _last(told, key)},
+        "disk_bytes": {"total": sum(disk.values()), "largest": max(disk.values())} if disk else None,
     }
+    if state:
+        sent = {way: _against_every(records, way, state["encoder_bytes"], wire_dtype) for way in ("up", "down")}
+        found |= {"encoder_bytes": sent, "drift": state["drift"], "version": state["version"]}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _over(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Mean over rounds of the mean over clients."""
+    means = [value for r in records if (value := mean_of(r.get(key))) is not None]
+    return mean(means) if means else None
 
 
 def mean_of(values: Mapping[str, float] | None) -> float | None:

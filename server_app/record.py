@@ -30,7 +30,7 @@ from strategies.split_hash import combined_hash
 
 log = logging.getLogger(__name__)
 # A resumed run may change where and how patiently it runs, not what it computes.
-FREE_KEYS = frozenset({"resume", "out", "state-dir", "deadline", "quorum", "max-void-rounds", "threads"})
+FREE_KEYS = frozenset({"resume", "out", "state-dir", "deadline", "quorum", "max-void-rounds", "threads", "weights-dir"})
 # What run.json says beside the settings: which clients are kept out of training.
 HELD_OUT = "held-out-clients"
 

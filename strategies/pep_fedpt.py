@@ -78,7 +78,7 @@ class Config:
         choice("pep-fedpt.use", ("both", "shared", "class"), self.use)
         choice("pep-fedpt.handling", ("replace", "append"), self.handling)
         choice("pep-fedpt.cosine", ("centred", "raw"), self.cosine)
-        choice("pep-fedpt.score", ("log", "scaled", "prior"), self.score)
+        choice("pep-fedpt.score", ("log", "scaled", "prior", "cosine"), self.score)
         choice("pep-fedpt.prototype-weighting", ("shrunk", "uniform", "count"), self.prototype_weighting)
         choice("pep-fedpt.prototypes-from", ("trained", "received"), self.prototypes_from)
         require(self.shared_tokens >= 1, "pep-fedpt.shared-tokens", "1 or more", self.shared_tokens)

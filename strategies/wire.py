@@ -25,6 +25,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from strategies.data_warnings import FORM as DATA_WARNINGS
 from strategies.packing import PACK_FROM, flat_of, key_of, packs, split
 from strategies.precision import TRAVEL, from_travel, to_travel
+from strategies.scalars import COMMON_METRICS, SCORES, SHARES
+from strategies.scalars import TOTALS as TOTALS
 from strategies.types import Layout, Round, Slots, Tensors
 
 # ways up beside a round's "up": "join" when a held-out client is taken in after the last round; "closing" with the
@@ -33,14 +35,6 @@ Direction = Literal["down", "up", "join", "closing"]
 METRICS = "metrics"
 ROUND = "round"
 HELLO = "hello"
-# Scalars every method may send (D9): sample counts and the client's own scores.
-SCORES = frozenset({"served", "served-raw", "adapted", "adapted-raw"})
-# Shares in 0..1, by method: of a client's training samples by route, of cached features in blends, of its training samples
-# whose class gets the most of their mixture.
-SHARES = frozenset({"hit", "fuse", "miss", "gate-weight", "mixture-accuracy"})
-# Totals that tell how many samples a client has; like the counts, they stay at home with ``weighting = uniform``.
-TOTALS = frozenset({"forwards", "forwards-avoided", "cache-bytes"})
-COMMON_METRICS = SCORES | {"num-examples", "num-test", "loss", "train-seconds", "score-seconds"}
 _HEADER_LIMIT = 1024
 _FLAT_HEADER = 128  # bytes that NumPy's header of a one-dimensional array takes, whatever its length
 # What a hello says and in what form, so that no free text fits in: class names travel as a digest or not at all.

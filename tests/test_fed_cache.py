@@ -22,6 +22,8 @@ from client_app.learners.fed_cache import FedCacheLearner, current_encoder
 from client_app.local.store import LocalStore, StateLost
 from client_app.loop import LoopSettings
 from models import build_model
+from server_app.html import page
+from server_app.summary import findings
 from strategies.config import ConfigError, RunConfig
 from strategies.fed_cache import Config, FedCacheRule, State, change_of, repeated
 from strategies.movement import is_statistic, movement
@@ -426,6 +428,30 @@ def test_the_stage_gives_what_is_not_said() -> None:
     assert Config(drift="fixed", drift_high=0.5).drift_limits(()) == (0.02, 0.5)
     assert Config(stage="stable").drift_limits((0.01,)) == pytest.approx((0.03, 0.12))
     assert Config(confidence_low=0.0).thresholds.confidence == 0.0
+
+
+# --- the report
+
+
+def test_the_report_says_what_was_saved(tmp_path: Path) -> None:
+    """Figures of the summary against the round records, and as the page tells them."""
+    ran = run(tmp_path, "fed-cache", rounds=4, fed_cache__gate="log", fed_cache__sync_every=2, held_out=0.25, **HITS)
+    cache, records = ran.summary["cache"], ran.records
+    hits = [np.mean(list(r["hit"].values())) for r in records]
+    assert cache["avoided_training"] == pytest.approx(np.mean(hits)) and cache["avoided_last_quarter"] == pytest.approx(hits[-1])
+    assert cache["hit_share"] + cache["fuse_share"] + cache["miss_share"] == pytest.approx(1, abs=0.01)
+    in_rounds = sum(sum(r["forwards"].values()) for r in records)
+    assert cache["forwards"] > in_rounds and cache["forwards_avoided"] >= sum(sum(r["forwards_avoided"].values()) for r in records)
+    for way, moved in cache["encoder_bytes"].items():
+        assert moved["sent"] == sum(r["bytes"][way].get("encoder", 0) for r in records)
+        assert moved["sent"] / moved["every"] == pytest.approx(0.5, abs=0.01)
+    assert cache["version"] == 2 and cache["disk_bytes"]["total"] >= 4 * cache["disk_bytes"]["largest"] * 0.5
+    found = findings(dict(ran.summary["run_config"]), "inprocess", records, {"served": {}}, None)
+    told = page(found)
+    for words in ("Feature cache", "Routes", "Drift", f"{100 * np.mean(hits):.1f}", "mean weight of a cached feature", "every round"):
+        assert words in told, words
+    plain = findings({"method": "fedper"}, "inprocess", [{"round": 1, "seconds": 1.0, "loss": {"a": 1.0}}], {"served": {}}, None)
+    assert "cache" not in plain.summary and "Feature cache" not in page(plain)
 
 
 # --- one client

@@ -59,7 +59,7 @@ BASE: dict[str, Any] = {"shared_tokens": 2, "class_layers": (2, 3)}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("plain", {}), ("clip", {}), ("registers", {}),
     ("plain", {"handling": "append"}), ("plain", {"cosine": "raw", "tau": 0.05}), ("plain", {"score": "scaled"}),
-    ("plain", {"score": "prior"}), ("plain", {"use": "shared"}), ("plain", {"use": "class"}),
+    ("plain", {"score": "prior"}), ("plain", {"score": "cosine"}), ("plain", {"use": "shared"}), ("plain", {"use": "class"}),
     ("plain", {"shared_layers": (1, 2, 3, 4), "use": "shared"}),
     ("registers", {"shared_layers": (1, 3, 4), "handling": "append"}), ("clip", {"shared_layers": (2,), "class_layers": (1, 4)}),
 ]
@@ -185,20 +185,20 @@ def test_classes_without_a_prototype_get_no_weight_and_none_at_all_leaves_the_pr
     prior, cls = torch.tensor([0.2, 0.3, 0.5]), torch.randn(4, 5)
     prototypes = torch.randn(3, 5)
     prototypes[1] = 0
-    for score in ("log", "scaled", "prior"):
+    for score in ("log", "scaled", "prior", "cosine"):
         for cosine in ("centred", "raw"):
             s = mixture_weights(cls, prototypes, prior.log(), 0.2, cosine, score)
             assert torch.equal(s[:, 1], torch.zeros(4)) and torch.allclose(s.sum(1), torch.ones(4))
             # the rest is what two classes alone would give
             two = mixture_weights(cls, prototypes[[0, 2]], prior[[0, 2]].log(), 0.2, cosine, score)
             assert torch.allclose(s[:, [0, 2]], two, atol=1e-6)
-    for score, expected in (("log", prior), ("prior", prior), ("scaled", torch.full((3,), 1 / 3))):
+    for score, expected in (("log", prior), ("prior", prior), *((score, torch.full((3,), 1 / 3)) for score in ("scaled", "cosine"))):
         s = mixture_weights(cls, torch.zeros(3, 5), prior.log(), 0.2, "centred", score)
         assert torch.allclose(s, expected.expand(4, 3), atol=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**31), st.integers(1, 6), st.sampled_from(["centred", "raw"]), st.sampled_from(["log", "scaled", "prior"]),
+@given(st.integers(0, 2**31), st.integers(1, 6), st.sampled_from(["centred", "raw"]), st.sampled_from(["log", "scaled", "prior", "cosine"]),
        st.floats(1e-3, 10), st.floats(1e-3, 1e3))
 def test_mixture_lies_on_the_simplex_and_follows_the_classes(
     seed: int, classes: int, cosine: str, score: str, tau: float, scale: float

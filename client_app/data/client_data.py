@@ -100,7 +100,7 @@ class ClientData:
         object.__setattr__(self, "classes", tuple(self.classes))
         if not self.classes:
             raise DataError("expected at least one class name")
-        if not all(map(_is_text, (*self.classes, self.group))):
+        if not all(map(is_text, (*self.classes, self.group))):
             raise DataError("expected class names and the group as text (str) that UTF-8 can hold")
         if not len(self.train):
             raise DataError("expected at least one training sample, got none; leave this client out")
@@ -144,7 +144,8 @@ def _is_array(value: object) -> TypeGuard[np.ndarray]:
     return isinstance(value, np.ndarray)
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
+    """Whether ``value`` is text that UTF-8 can hold; a file's name need not be."""
     try:
         return isinstance(value, str) and bool(value.encode() or True)
     except UnicodeEncodeError:  # half of a surrogate pair

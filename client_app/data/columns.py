@@ -34,7 +34,7 @@ def find_columns(names: Sequence[str], chosen: Mapping[str, str]) -> dict[str, s
     Raises
     ------
     DataError
-        If there is no image or label column, or ``chosen`` names a column that is not there.
+        If there is no image or label column, ``chosen`` names a column that is not there, or two columns have the name.
     """
     lowered: dict[str, str] = {}
     for name in names:
@@ -47,6 +47,8 @@ def find_columns(names: Sequence[str], chosen: Mapping[str, str]) -> dict[str, s
             column = chosen[role]
         else:
             column = next((lowered[alias] for alias in aliases if alias in lowered), "")
+        if column and list(names).count(column) > 1:
+            raise DataError(f"the data have more than one column of the name that the {role} column has; rename or remove the others")
         if column:
             found[role] = column
         elif role in ("image", "label"):
@@ -56,8 +58,11 @@ def find_columns(names: Sequence[str], chosen: Mapping[str, str]) -> dict[str, s
 
 
 def declared_classes(chosen: Mapping[str, str]) -> tuple[str, ...]:
-    """The class names that the URI gives as ``classes=ant,bee,cat``, () for none."""
-    return tuple(name.strip() for name in chosen["classes"].split(",")) if chosen.get("classes") else ()
+    """The class names that the URI gives as ``classes=ant,bee,cat``, () for none. Raises ``DataError`` for an empty name."""
+    names = tuple(name.strip() for name in chosen["classes"].split(",")) if chosen.get("classes") else ()
+    if not all(names):
+        raise DataError("`classes=` in the dataset URI holds an empty name: expected names joined by single commas")
+    return names
 
 
 def labels_of(values: Sequence[object], classes: tuple[str, ...] = ()) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -72,7 +77,7 @@ def labels_of(values: Sequence[object], classes: tuple[str, ...] = ()) -> tuple[
     DataError
         If a label is missing, neither a whole number nor text, or not among ``classes``.
     """
-    missing = sum(value is None or value == "" or value != value for value in values)
+    missing = sum(value is None or value != value or (isinstance(value, str) and not value.strip()) for value in values)
     if missing:
         raise DataError(f"{missing} of the samples have no label; label them or remove them")
     if all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from PIL import UnidentifiedImageError
 
 from client_app.data.client_data import DataError
 from client_app.data.decoded import DecodedShelf
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 MOST_THREADS = 8
 AT_ONCE = 1024  # files handed to the threads at a time
 MOST_TOLD = 1000  # names in the local log
+NO_IMAGE = "no image of a kind known here"  # Pillow would tell an address in memory
 
 
 class ImageStore(Protocol):
@@ -59,7 +61,7 @@ class Files:
         return len(self.paths)
 
     def name(self, row: int) -> str:
-        return str(self.paths[row])
+        return printable(str(self.paths[row]))
 
     def digest(self) -> str:
         sha = hashlib.sha256()
@@ -234,7 +236,7 @@ def _failures(store: ImageStore, rows: np.ndarray, work: Callable[[int, Encoded]
         except MemoryError:
             raise
         except Exception as error:  # Pillow's readers raise nearly anything on damaged input
-            failed[place] = f"{type(error).__name__}: {error}"
+            failed[place] = NO_IMAGE if isinstance(error, UnidentifiedImageError) else f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
         for places, encoded in _fetched(store, rows):
@@ -268,8 +270,12 @@ def _log_names(names: Sequence[str]) -> None:
 
 
 def _told(store: ImageStore, row: int, reason: str) -> str:
-    # a file's name need not be text that a log can hold
-    return f"{store.name(int(row))} ({reason})".encode(errors="backslashreplace").decode()
+    return printable(f"{store.name(int(row))} ({reason})")
+
+
+def printable(name: str) -> str:
+    """``name`` on one line of any terminal or log: a file's name may hold line ends, a terminal's commands, or bytes that are no text."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
 
 
 def _pieces(count: int) -> Iterator[np.ndarray]:

@@ -3,7 +3,7 @@
 With ``train/`` and ``test/`` below it (``val/`` serves as the test set if there is no ``test/``, and counts as training
 data if there is), these are the official sets; else all images are one pool. Classes are the sorted names of the class
 folders, of all sets together; an empty folder is a class without samples here. Images lie at any depth below a class
-folder. Hidden files and folders, and files that do not end like an image, are left out. No file is decoded here.
+folder; a link back to one above the class folder is not followed. Hidden files and folders, and files that do not end like an image, are left out. No file is decoded here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from client_app.data.reading import Reading
 from client_app.data.source import Source
 
 log = logging.getLogger(__name__)
-ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".avif"})
+ENDINGS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".avif"})
 
 
 def load(where: str, reading: Reading) -> Source:
@@ -78,12 +78,13 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> Iterator[Path]:
-    """Files below ``folder`` that end like images, sorted; folders that link back to one above are entered once."""
+    """Files below ``folder`` that end like images, sorted. A folder with several links to it is entered once, and one above
+    ``folder`` never: the images of other classes lie there. Raises ``OSError`` for a folder that cannot be read."""
     if not folder.is_dir():
         return
-    seen: set[str] = set()
+    seen = {str(above) for above in Path(os.path.realpath(folder)).parents}
     others = 0
-    for where, folders, files in os.walk(folder, followlinks=True):
+    for where, folders, files in os.walk(folder, onerror=_raised, followlinks=True):
         folders[:] = sorted(name for name in folders if not _hidden(name))
         real = os.path.realpath(where)
         if real in seen:
@@ -97,6 +98,10 @@ def _images(folder: Path) -> Iterator[Path]:
                 others += not _hidden(name)
     if others:
         log.info("%d files of %s do not end like an image and are left out", others, folder)
+
+
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def _hidden(name: str) -> bool:

@@ -17,9 +17,11 @@ pixels: ``header`` decodes nothing unless asked to.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from stat import S_ISREG
 from typing import TypeAlias
 
 import numpy as np
@@ -32,6 +34,8 @@ WIDE = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 GREY = ("1", "L", "LA", "La", *WIDE)
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 
+# Pillow warns of images above 89 megapixels, which a slide scanner makes every day, and refuses twice that
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Pillow loads its rarer formats at the first image it does not know, and a second thread that comes meanwhile is told
 # that its image is none
 Image.init()
@@ -77,7 +81,11 @@ def pixels(encoded: Encoded, channels: int, size: int) -> np.ndarray:
 def _opened(encoded: Encoded) -> Image.Image:
     if isinstance(encoded, np.ndarray):
         return Image.fromarray(encoded[0] if len(encoded) == 1 else np.ascontiguousarray(encoded.transpose(1, 2, 0)))
-    return Image.open(BytesIO(encoded) if isinstance(encoded, bytes) else encoded)
+    if isinstance(encoded, bytes):
+        return Image.open(BytesIO(encoded))
+    if not S_ISREG(encoded.stat().st_mode):  # a pipe would be waited for without end
+        raise ValueError("no file: expected an image file, got a folder, a pipe or a device")
+    return Image.open(encoded)
 
 
 def _orientation(image: Image.Image) -> int:

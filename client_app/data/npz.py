@@ -58,6 +58,9 @@ def _read(where: str) -> dict[str, np.ndarray]:
     except DAMAGE as error:
         raise DataError("the npz file is damaged or holds pickled objects; write it anew with "
                         "numpy.savez") from error
+    except MemoryError as error:
+        raise DataError("the npz file's arrays do not fit into this machine's memory; save fewer images, or as uint8, or use "
+                        "`folder:PATH`, whose images are read when they are needed") from error
 
 
 def _source(arrays: dict[str, np.ndarray]) -> Source:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from client_app.data.client_data import DataError, Split, check_label_range
+from client_app.data.client_data import DataError, Split, check_label_range, is_text
 
 
 class Images(Protocol):
@@ -45,7 +45,7 @@ class Source:
     Raises
     ------
     DataError
-        If a part has another shape, dtype or length than the above, or there is no training sample.
+        If a part has another shape, dtype or length than the above, a class name is no text, or there is no training sample.
     """
 
     images: Images
@@ -60,6 +60,8 @@ class Source:
         in_memory = isinstance(self.images, np.ndarray)
         images = self.images if isinstance(self.images, np.ndarray) else np.broadcast_to(np.uint8(0), self.images.shape)
         pool = Split(images, self.labels, np.arange(len(images))).read_only()
+        if not all(map(is_text, self.classes)):
+            raise DataError("expected class names that UTF-8 can hold, got one that it cannot; rename that class or its folder")
         check_label_range(pool.labels, len(self.classes))
         if not 1 <= self.train_count <= len(pool):
             raise DataError("expected at least one training sample, got none")

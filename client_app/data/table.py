@@ -87,10 +87,10 @@ def _csv(path: Path, chosen: dict[str, str]) -> tuple[dict[str, Sequence[object]
             rows, names = list(reader), reader.fieldnames or ()
     except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise DataError("the table is damaged or no CSV in UTF-8; save it anew as CSV in UTF-8 with a header line") from error
+    found = find_columns(names, chosen)
     uneven = sum(None in row or None in row.values() for row in rows)
     if uneven:
-        raise DataError(f"{uneven} rows of the table have another number of columns than its header")
-    found = find_columns(names, chosen)
+        raise DataError(f"{uneven} rows of the table have another number of columns than its header, its first line; mend or remove them")
     columns: dict[str, Sequence[object]] = {role: [row[name] for row in rows] for role, name in found.items()}
     return columns, Files([path.parent / str(name) for name in columns.pop("image")]), ()
 
@@ -111,8 +111,9 @@ def _parquet(path: Path, chosen: dict[str, str]) -> tuple[dict[str, Sequence[obj
                 paths = file.read([image]).column(image).to_pylist()
                 return columns, Files([path.parent / (name or "") for name in paths]), _class_label_names(schema.metadata, found["label"])
             groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-    except (arrow.ArrowException, OSError) as error:
-        raise DataError("the table is damaged or no Parquet file; write it anew") from error
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError("the table is damaged or no Parquet file; write it anew (a CSV table's name must end in "
+                        f"{', '.join(CSV_ENDINGS)})") from error
     return columns, ParquetImages(path, image, tuple(groups)), _class_label_names(schema.metadata, found["label"])
 
 

@@ -1,8 +1,9 @@
 """HDC-FL's client: FedPer's training, plus a signal of its head, plus a mixture to serve with.
 
 The mixture never enters training (D2): it is scored and served, paired with the client's own unmodified head, while
-training goes on from the shared encoder. With ``feature-cache`` it trains by FedCache's routes. What leaves is the encoder and, in place of the head, a projected and
-normalised sketch of how far the head has moved (D1); the head itself only where the run opts in.
+training goes on from the shared encoder. With ``feature-cache`` it trains by FedCache's routes. What leaves is the encoder
+and, in place of the head, a projected and normalised sketch of how far the head has moved (D1); the head itself only where
+the run opts in.
 """
 
 from __future__ import annotations

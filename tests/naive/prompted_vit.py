@@ -76,7 +76,7 @@ def mixture(cls, prototypes, prior, config):
             size = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
             cosine = float(a @ b) / size if size > 1e-12 else 0.0
         scores[c] = {"log": cosine / config.tau + math.log(prior[c]), "scaled": prior[c] * cosine / config.tau,
-                     "prior": math.log(prior[c])}[config.score]
+                     "prior": math.log(prior[c]), "cosine": cosine / config.tau}[config.score]
     total = sum(math.exp(e) for e in scores.values())
     return [math.exp(scores[c]) / total if c in scores else 0.0 for c in range(len(prototypes))]
 

@@ -98,7 +98,7 @@ def choose_routes(notes: SampleNotes, ranks: np.ndarray, config: Config, warming
     return np.where(hit, HIT, np.where(usable, FUSE, MISS)).astype(np.int8)
 
 
-def pack(order: np.ndarray, hit: np.ndarray, batch: int, sizes: list[int], packing: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def steps_of(order: np.ndarray, hit: np.ndarray, batch: int, sizes: list[int], packing: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """The steps of an epoch: positions whose features are computed, positions whose features are cached.
 
     ``order`` (n,) is the epoch's, ``hit`` (n,) bool, ``sizes`` the batches of an epoch without cache. ``full`` packs the fresh

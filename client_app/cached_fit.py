@@ -5,9 +5,9 @@ the feature they have in the cache, which trains the head alone. The loss is the
 stretched to what it would be as the mean over the fresh ones, since BatchNorm and step size are made for full batches. Where
 every sample is fresh and there is no gate, all this is `loop.fit`, bit for bit.
 
-Our own choices where METHODS 2.2 is silent: a step writes back the features it computed, and the confidence of all its
-samples; a class's disagreement is updated once a step, by its mean over the step; the gate learns at the run's rate, without
-weight decay.
+Our own choices where METHODS 2.2 is silent: the features that an epoch's steps computed, and the confidence of all samples, are
+written back at its end, which changes nothing (a sample is in one step of an epoch) and waits for the device once; a class's
+disagreement is updated once a step, by its mean over the step; the gate learns at the run's rate, without weight decay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from client_app.cache_clock import Clock
-from client_app.cache_policy import FUSE, HIT, MISS, choose_routes, drift_of, pack, priority
+from client_app.cache_policy import FUSE, HIT, MISS, choose_routes, drift_of, priority, steps_of
 from client_app.data.client_data import Split
 from client_app.local.sample_notes import SampleNotes, as_payload
 from client_app.loop import (
@@ -84,6 +84,29 @@ class RouteCounts:
         return told | ({"gate-weight": round(self.cached_weight / self.gated, 2)} if self.gated else {})
 
 
+@dataclass
+class Found:
+    """What one step leaves to be written back: on ``rows``, of which the first are ``fresh``, when the part ``done`` was over.
+
+    ``computed`` (b, D) are the fresh features, ``sure`` the largest softmax of every row; ``cosine`` and, with a gate, ``weight``
+    are those of the ``fused`` rows.
+    """
+
+    fresh: np.ndarray
+    rows: np.ndarray
+    done: float
+    computed: Tensor | None = None
+    sure: Tensor = field(default_factory=lambda: torch.zeros(0))
+    fused: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    cosine: Tensor | None = None
+    weight: Tensor | None = None
+
+    def detached(self) -> Found:
+        """The same, without the graph behind it."""
+        kept = {name: None if (t := getattr(self, name)) is None else t.detach() for name in ("computed", "sure", "cosine", "weight")}
+        return replace(self, **kept)
+
+
 class CachedFit:
     """One client's training in one round.
 
@@ -112,6 +135,7 @@ class CachedFit:
         self.ceiling = CeilingSchedule(begin=config.warm_up, end=max(config.warm_up, LATEST_CEILING))((rnd.number - 1) / rnd.total) \
             if config.warm_up else CeilingSchedule().high
         self.routes = np.full(len(split), MISS, np.int8)
+        self._found: list[Found] = []
 
     def run(self) -> FitStats:
         """Train; raises ``TrainingDiverged`` if the loss of an epoch is not finite, and then ``cached`` is of no use."""
@@ -126,19 +150,20 @@ class CachedFit:
                 done = (epoch + step / len(plan)) / self.settings.epochs
                 total += self._step(fresh, cached, done) * (len(fresh) + len(cached))
             steps += len(plan)
+            self._write_back()
             loss = float(total) / sum(len(fresh) + len(cached) for fresh, cached in plan)
             if not math.isfinite(loss):
                 raise TrainingDiverged(f"training loss became non-finite in epoch {epoch + 1}; lower lr")
         return FitStats(loss, steps, is_finite(self.model) and (self.gate is None or is_finite(self.gate)))
 
     def _plan(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Draw the epoch's routes and order; the steps, as `pack` gives them, without what is dropped."""
+        """Draw the epoch's routes and order; the steps, as `steps_of` gives them, without what is dropped."""
         notes, config, n = self.cached.notes, self.config, len(self.labels)
         ranks = priority(notes, self.labels, drift_of(notes, self.clock, config.versioned), self.cached.disagreement, config)
         self.routes = choose_routes(notes, ranks, config, config.warming(self.rnd.number, self.rnd.total), self.draws)
         order = torch.randperm(n, generator=self.order).numpy()
         batch = self.settings.batch
-        plan = pack(order, self.routes == HIT, batch, batch_sizes(n, batch), config.packing)
+        plan = steps_of(order, self.routes == HIT, batch, batch_sizes(n, batch), config.packing)
         for fresh, _ in plan:
             # a cached one that a lonely fresh one took with it
             self.routes[fresh[self.routes[fresh] == HIT]] = FUSE
@@ -155,36 +180,36 @@ class CachedFit:
 
     def _step(self, fresh: np.ndarray, cached: np.ndarray, done: float) -> Tensor:
         """Step on ``fresh`` (b,) and ``cached`` (h,) positions; the mean cross-entropy before the step."""
-        rows = torch.from_numpy(np.concatenate([fresh, cached])).to(self.y.device)
-        parts, extra, computed = [], None, None
+        found = Found(fresh, np.concatenate([fresh, cached]), done)
+        rows, parts, extra = torch.from_numpy(found.rows).to(self.y.device), [], None
         with precision(self.settings):
             if len(fresh):
-                computed = self.model.encoder(self.x[rows[:len(fresh)]])
-                blended, extra = self._blend(computed, fresh)
+                found.computed = computed = self.model.encoder(self.x[rows[:len(fresh)]])
+                blended, extra = self._blend(computed, fresh, found)
                 parts.append(blended)
             if len(cached):
                 parts.append(self._from_cache(cached))
             logits = self.model.head(parts[0] if len(parts) == 1 else torch.cat([part.float() for part in parts]))
             loss = cross_entropy(logits, self.y[rows])
         self._descend(loss if extra is None else loss + extra, len(fresh), len(cached))
-        self._note(fresh, cached, computed, logits, done)
+        found.sure = logits.detach().float().softmax(dim=1).amax(dim=1)
+        self._found.append(found.detached())
         return loss.detach()
 
     def _descend(self, loss: Tensor, fresh: int, cached: int) -> None:
         steps = [step for step, here in ((self.encoder_step, fresh), (self.head_step, 1), (self.gate_step, 1)) if step and here]
         weights = [weight for step in steps for weight in step.weights]
-        # a gate that blended nothing has no gradient
-        found = torch.autograd.grad(loss, weights, allow_unused=True)
-        gradients = iter(found)
+        gradients = iter(torch.autograd.grad(loss, weights, allow_unused=self.gate_step is not None))
         for step in steps:
             own = [next(gradients) for _ in step.weights]
-            if not own or any(gradient is None for gradient in own):
+            # a gate that blended nothing has no gradient, a fixed one has nothing to learn
+            if step is self.gate_step and (not own or any(gradient is None for gradient in own)):
                 continue
             if step is self.encoder_step and cached:
                 own = [gradient * ((fresh + cached) / fresh) for gradient in own]
             step.apply(own)
 
-    def _blend(self, computed: Tensor, fresh: np.ndarray) -> tuple[Tensor, Tensor | None]:
+    def _blend(self, computed: Tensor, fresh: np.ndarray, found: Found) -> tuple[Tensor, Tensor | None]:
         """The features (b, D) the head sees of ``fresh`` (b,) samples, and what the gate adds to the loss."""
         fuse = np.flatnonzero(self.routes[fresh] == FUSE)
         if not len(fuse):
@@ -192,12 +217,10 @@ class CachedFit:
         rows, at = fresh[fuse], torch.from_numpy(fuse).to(computed.device)
         if self.gate is None or self.config.hit == "drop":
             if self.config.hit == "cache":
-                self._disagree(rows, cosine_similarity(computed.detach()[at].float(), self._from_cache(rows)))
+                found.fused, found.cosine = rows, cosine_similarity(computed.detach()[at].float(), self._from_cache(rows))
             return computed, None
         gated = self.gate(computed[at], self._from_cache(rows), self._standing(rows), self.ceiling)
-        self._disagree(rows, gated.cosine)
-        self.counts.gated += len(rows)
-        self.counts.cached_weight += float(gated.cached_weight.detach().sum())
+        found.fused, found.cosine, found.weight = rows, gated.cosine, gated.cached_weight
         blended = computed.float().index_copy(0, at, gated.features.float())
         return blended, penalty(gated, self.ceiling) if self.config.gate == "log" else None
 
@@ -210,23 +233,30 @@ class CachedFit:
     def _from_cache(self, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(self.cached.features[rows].astype(np.float32)).to(self.y.device)
 
-    def _disagree(self, rows: np.ndarray, cosine: Tensor) -> None:
-        apart, labels = 1 - cosine.cpu().numpy(), self.labels[rows]
+    def _write_back(self) -> None:
+        """What the epoch found: fresh features, how sure the head is of every sample, how far cached features disagree."""
+        notes, memory = self.cached.notes, np.float32(self.config.confidence_memory)
+        for found in self._found:
+            before, sure = notes.confidence[found.rows], found.sure.cpu().numpy()
+            notes.confidence[found.rows] = np.where(before > 0, memory * before + (1 - memory) * sure, sure)
+            self._disagree(found)
+            self.counts.forwards += len(found.fresh)
+            if found.computed is not None:
+                if self.config.hit == "cache":
+                    self.cached.features[found.fresh] = as_payload(found.computed.float().cpu().numpy(), self.config.payload)
+                notes.made(found.fresh, self.rnd.number, found.done, self.clock.reading)
+                self.cached.made[found.fresh] = True
+        self._found.clear()
+
+    def _disagree(self, found: Found) -> None:
+        if found.cosine is None:
+            return
+        apart, labels = 1 - found.cosine.cpu().numpy(), self.labels[found.fused]
         for label in np.unique(labels):
             self.cached.disagreement[label] += 0.1 * (apart[labels == label].mean() - self.cached.disagreement[label])
-
-    def _note(self, fresh: np.ndarray, cached: np.ndarray, computed: Tensor | None, logits: Tensor, done: float) -> None:
-        """Write back what the step found: fresh features, and how sure the head is of every sample."""
-        notes, rows = self.cached.notes, np.concatenate([fresh, cached])
-        sure = logits.detach().float().softmax(dim=1).amax(dim=1).cpu().numpy()
-        before, memory = notes.confidence[rows], np.float32(self.config.confidence_memory)
-        notes.confidence[rows] = np.where(before > 0, memory * before + (1 - memory) * sure, sure)
-        self.counts.forwards += len(fresh)
-        if computed is not None:
-            if self.config.hit == "cache":
-                self.cached.features[fresh] = as_payload(computed.detach().float().cpu().numpy(), self.config.payload)
-            notes.made(fresh, self.rnd.number, done, self.clock.reading)
-            self.cached.made[fresh] = True
+        if found.weight is not None:
+            self.counts.gated += len(found.fused)
+            self.counts.cached_weight += float(found.weight.sum())
 
 
 def gate_tensors(gate: Gate) -> dict[str, np.ndarray]:

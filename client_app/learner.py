@@ -126,13 +126,17 @@ class Trainer:
             raise TrainingDiverged("a weight became non-finite in training; lower lr")
         return self.model.tensors("head"), self.counts(data) | {"loss": fitted.loss}
 
-    def close(self, encoder: Tensors, head: Tensors, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
-        """Score the model the client ends up serving with, and leave it in the client's own hands."""
+    def close(self, encoder: Tensors, head: Tensors, data: ClientData, store: LocalStore, rnd: Round,
+              beside: Callable[[], Slots] | None = None) -> Reply:
+        """Score the model the client ends up serving with, and leave it in the client's own hands.
+
+        ``beside`` gives, after scoring, what the personal model consists of beside encoder and head.
+        """
         self._load(encoder, head)
         metrics = self.counts(data) | self._scores(data, "served")
         # after scoring, which leaves the model with the statistics it serves with
         facts = facts_of(self.made_by, data, store.site, rnd, metrics.get("served")).to_json() if self.made_by else None
-        store.export(PERSONAL, {part: self.model.tensors(part) for part in PARTS}, facts)
+        store.export(PERSONAL, {**{part: self.model.tensors(part) for part in PARTS}, **(beside() if beside else {})}, facts)
         return Reply(metrics=metrics)
 
     def training_loss(self, encoder: Tensors, head: Tensors, data: ClientData) -> float:

@@ -88,12 +88,11 @@ def normalised(pixels: Tensor) -> Tensor:
     return pixels.to(torch.float32).div_(255).sub_(0.5).div_(0.25)
 
 
-def fit(
-    model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings, seed: int
-) -> FitStats:
+def fit(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings, seed: int,
+        step: Callable[[SplitModel, LoopSettings], Callable[[Tensor, Tensor], Tensor]] | None = None) -> FitStats:
     """Train ``model`` in place on images (n, channels, height, width) with labels (n,), n of 1 or more.
 
-    The same weights, data, settings and ``seed`` give the same bits on one machine's CPU.
+    The same weights, data, settings and ``seed`` give the same bits on one machine's CPU. ``step`` makes what stands in for `Sgd`.
 
     Raises ``TrainingDiverged`` if the loss of an epoch is not finite, ``ValueError`` for unusable data.
     """
@@ -102,7 +101,7 @@ def fit(
     x, y = inputs(images, settings), _labels(labels, settings)
     sizes = batch_sizes(len(labels), settings.batch)
     _train_mode(model, batchnorm=sizes[0] > 1)
-    loss = descend(Sgd(model, settings), x, y, sizes, settings.epochs, seed)
+    loss = descend((step or Sgd)(model, settings), x, y, sizes, settings.epochs, seed)
     return FitStats(loss, settings.epochs * len(sizes), is_finite(model))
 
 

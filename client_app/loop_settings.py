@@ -72,10 +72,13 @@ class LoopSettings:
 
 @cache
 def resolve_device(name: str) -> torch.device:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:1`` as a device; ``DeviceError`` if this machine lacks it."""
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:1`` as a device; ``DeviceError`` if it is none, or this machine lacks it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DeviceError(f"expected cpu, cuda or cuda:NUMBER, got {name!r}") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise DeviceError(
             f"device {name!r} asked for, but torch sees {torch.cuda.device_count()} GPUs here. "

@@ -13,7 +13,7 @@ module that prepares pixels in a way of its own, as its backbone wants them, say
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +62,7 @@ class Personal:
     """
 
     facts: PersonalFacts
-    kept: Slots
+    kept: Slots = field(repr=False)  # thousands of numbers
     module: nn.Module
     device: torch.device
 

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         code = options.run(options)
-        sys.stdout.flush()
+        if sys.stdout:  # None if it was closed before we began
+            sys.stdout.flush()
         return code
     except ConfigError as error:
         print(f"fedhearth: {error}", file=sys.stderr)
@@ -56,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # whoever read our output has had enough (`| head`); nothing more can be said, not even when Python ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        about = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        print(f"fedhearth: a file or disk failed: {about}; mend that and try again", file=sys.stderr)
         return 1
 
 

@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def open_model(options: argparse.Namespace, device: str = "cpu") -> Personal:
     """The model that ``options`` name, on ``device``; raises ``ConfigError``."""
-    folder = find(options.folder, options.client, options.state_dir, options.run_id)
+    try:
+        folder = find(options.folder, options.client, options.state_dir, options.run_id)
+    except OSError as error:
+        raise ConfigError(f"cannot look for the personal model: {error.filename}: {error.strerror}; check its permissions") from None
     from client_app.personal import DeviceError, PersonalError, load_personal
 
     importable_here()  # an encoder of the user's own

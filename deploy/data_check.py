@@ -71,14 +71,16 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _lines(found: Iterable[Finding]) -> int:
+    from strategies.data_warnings import printable
+
     count: Counter[str] = Counter()
     for finding in found:
         count[finding.verdict] += 1
         listed = finding.named if finding.kind in LISTED else ()
         brief = replace(finding, named=(), here=f"{len(listed)} in all") if listed else finding
-        print(f"{finding.verdict}  {finding.kind:15} {brief.local()}", flush=True)
+        print(printable(f"{finding.verdict}  {finding.kind:15} {brief.local()}"), flush=True)
         for name in listed:
-            print(f"      {'':15} {name}", flush=True)
+            print(printable(f"      {'':15} {name}"), flush=True)
     print(f"{count['STOP']} to mend before a run, {count['WARN']} to look at, {count['PASS']} passed")
     return 1 if count["STOP"] else 0
 

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strategies.data_warnings import printable
+
 MOST_COLUMNS = 20  # classes beyond which a terminal has no room for a column each
 
 
@@ -25,7 +27,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the table and write both files; raises ``ConfigError`` for input that cannot be used."""
     from client_app.data import DataError, PartitionError, write_manifest
-    from deploy.launch import importable_here, place, told_here
+    from deploy.launch import importable_here, is_there, place, told_here
     from deploy.overrides import parse_overrides
     from server_app.split_png import write_split_png
     from strategies.config import ConfigError
@@ -33,17 +35,17 @@ def run(options: argparse.Namespace) -> int:
 
     importable_here()
     folder = place("--out", options.out)
-    if (folder / "run.json").exists():
+    if is_there(folder / "run.json"):
         raise ConfigError(f"{folder} holds a run, which has its own split.json; give another folder with --out")
     config = parse_run_config({**parse_overrides(options.settings), "out": str(folder)}).run
     try:
         write_manifest(config)
+        split = json.loads((folder / "split.json").read_text(encoding="utf-8"))
+        write_split_png(split, folder / "split.png")
     except (DataError, PartitionError) as error:
         raise ConfigError(told_here(error)) from error
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
-    split = json.loads((folder / "split.json").read_text(encoding="utf-8"))
-    write_split_png(split, folder / "split.png")
     print(table(split), end="")
     print(f"written: {folder / 'split.json'}, {folder / 'split.png'}")
     return 0
@@ -54,7 +56,7 @@ def table(split: Mapping[str, Any]) -> str:
     names = split["classes"]
     named = len(names) <= MOST_COLUMNS
     head = ["client", "group", "train", "test", "classes", *(map(str, names) if named else ())]
-    lines = [head]
+    lines: list[Sequence[str]] = [head]
     for client, train in split["train"].items():
         test = split["test"][client]
         cells = [f"{a}/{b}" if a or b else "-" for a, b in zip(train, test, strict=True)] if named else []
@@ -72,7 +74,8 @@ def _group(split: Mapping[str, Any], client: str) -> str:
     return " ".join(word for word in (split.get("natural", {}).get(client, ""), split["groups"].get(client, "")) if word) or "-"
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
+def _aligned(given: Sequence[Sequence[str]]) -> str:
+    lines = [[printable(cell) for cell in line] for line in given]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = ("  ".join(cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in
                       enumerate(zip(line, widths, strict=True))).rstrip() for line in lines)

@@ -27,7 +27,7 @@ import numpy as np
 
 from deploy.client_models import add_arguments, open_model
 from deploy.export_formats import FORMATS, described, samples
-from deploy.launch import place
+from deploy.launch import output_file
 from strategies.config import ConfigError
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the file; says what goes in, what comes out, and how far it is from the model."""
     if options.format == "onnx":
         _require_extra()
-    out = place("--out", options.out)
-    if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"--out must name a file in a folder that exists, got {out}")
+    out = output_file(options.out)
     personal = open_model(options)
     try:
         apart = export(personal, options.format, out)

@@ -15,6 +15,7 @@ from typing import Any
 
 from deploy.inprocess import InProcessGrid, answer, load
 from deploy.launch import importable_here, locked, place, saved_settings, state_of, told_here
+from deploy.running import logged
 from strategies.config import ConfigError, check_site_name
 from strategies.registry import Settings, items_of_all, parse_run_config
 
@@ -52,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
 
     importable_here()
     check_site_name(options.name)
+    if not options.data:
+        raise ConfigError("--data names no data: expected the new client's own, as for the setting dataset, e.g. folder:scans")
     folder = place("--run", options.folder)
     settings, state = _finished(folder, options.state_dir)
     node_config = {"site": options.name, "data": options.data, "state-dir": str(state)}
@@ -59,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         _check_name(folder, options.name)
         _check_data(settings, node_config)
         try:
-            with OneSite(items_of_all(settings), node_config) as grid:
+            with logged(None), OneSite(items_of_all(settings), node_config) as grid:
                 line = join_finished(grid, folder, settings, options.name)
         except CannotStart as error:
             raise ConfigError(str(error)) from error

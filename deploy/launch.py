@@ -56,7 +56,7 @@ def new_run(given: Mapping[str, Scalar], out: str) -> Launch:
     division = re.sub(r"(?s:[?].*)|[^\w+-]", "", run.partition)  # its arguments may hold anything
     name = f"{run.method}-{run.dataset.partition(':')[0]}-{division}-{run.seed}-{stamp}"
     folder = place("out", run.out or str(Path("runs", name)))
-    if _there(folder / "run.json"):
+    if is_there(folder / "run.json"):
         raise ConfigError(f"{folder} already holds a run; give another folder, or go on with that one: "
                           f"fedhearth run --resume {shlex.quote(str(folder))}")
     state_dir = place("state-dir", run.state_dir) if run.state_dir else folder / "clients"
@@ -124,7 +124,26 @@ def place(key: str, text: str) -> Path:
         raise ConfigError(f"{key} must be a path on this machine, got {text!r}, which names the home of an unknown user") from None
 
 
-def _there(path: Path) -> bool:
+def output_file(text: str) -> Path:
+    """What ``--out`` names as a file to write or replace.
+
+    Raises
+    ------
+    ConfigError
+        If its folder is missing, or it is a folder, a pipe or a device: putting a file in its place would destroy it.
+    """
+    path = place("--out", text)
+    try:
+        usable = path.parent.is_dir() and (path.is_file() or not path.exists())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    if not usable:
+        raise ConfigError(f"--out must name a file in a folder that exists, got {path}")
+    return path
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is something at ``path``; raises ``ConfigError`` if this user may not look."""
     try:
         return path.exists()
     except OSError as error:
@@ -171,7 +190,7 @@ def check_data(settings: Settings) -> None:
 
     run = settings.run
     where = divided(run.dataset)[1]
-    if where and not _there(Path(where)):
+    if where and not is_there(Path(where)):
         raise ConfigError(f"dataset: {where} does not exist")
     try:
         _ = LoopSettings.from_config(run).torch_device

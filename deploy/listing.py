@@ -33,6 +33,7 @@ def _notes(config: type) -> list[str]:
     """The ``Attributes`` section, its field names written as the keys they are."""
     _, _, notes = inspect.cleandoc(config.__doc__ or "").partition("Attributes\n----------\n")
     text = re.sub(r"``(\w+)``", lambda name: dashed(name[1]) if name[1] in config.__dict__ else name[1], notes)
+    text = re.sub(r"``(\w+) = ", lambda name: f"``{dashed(name[1])} = " if name[1] in config.__dict__ else name[0], text)
     paragraphs = re.split(r"\n(?=\S)", text.replace("``", "")) if text else []
     return [line for p in paragraphs for line in textwrap.wrap(_dashed_names(" ".join(p.split())), WIDTH, initial_indent="    ",
                                                                subsequent_indent="      ")]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 import numpy as np
 
 from deploy.client_models import add_arguments, open_model
-from deploy.launch import place
+from deploy.launch import output_file
 from strategies.config import ConfigError
 
 if TYPE_CHECKING:
@@ -124,12 +124,11 @@ def _written(out: str) -> Iterator[TextIO]:
     if not out:
         yield sys.stdout
         return
-    path = place("--out", out)
+    path = output_file(out)
     part = path.with_name(f".{path.name}.part")
     try:
-        if path.is_dir():
-            raise ConfigError(f"--out must name a file, got the folder {path}")
-        with part.open("w", encoding="utf-8", newline="") as file:
+        # a file's name need not be text
+        with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             yield file
         Path.replace(part, path)
     except OSError as error:

@@ -16,7 +16,6 @@ import numpy as np
 
 from client_app.personal_facts import PersonalFacts
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 ARRAYS = ("images", "x", "x_test")
 DAMAGE = (OSError, ValueError, EOFError, RuntimeError, TypeError, KeyError, zipfile.BadZipFile, zlib.error)
 
@@ -32,11 +31,15 @@ class Item:
 
 def items(words: Sequence[str]) -> Iterator[Item]:
     """Every image that ``words`` name, folders in the order of their names, with all folders in them."""
+    from client_app.data.folder import ENDINGS
+
     for word in words:
         if word.startswith("npz:"):
             yield from _of_archive(Path(word.removeprefix("npz:")).expanduser())
+        elif not word:
+            yield Item(word, error="no such file")
         elif os.path.isdir(path := Path(word)):  # Path.is_dir raises where it may not look
-            found = sorted(inner for inner in path.rglob("*") if inner.suffix.lower() in SUFFIXES and os.path.isfile(inner))
+            found = sorted(inner for inner in path.rglob("*") if inner.suffix.lower() in ENDINGS and os.path.isfile(inner))
             yield from (Item(str(inner), inner) for inner in found)
             if not found:
                 yield Item(word, error="this folder holds no image")
@@ -87,6 +90,8 @@ def _got(image: Path | np.ndarray) -> str:
 
 def _of_archive(path: Path) -> Iterator[Item]:
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("no file")  # a pipe would be waited for without end
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             keys = [key for key in ARRAYS if key in archive.files] or archive.files
             images = archive[keys[0]] if keys[0] in ARRAYS or len(keys) == 1 else None

@@ -46,8 +46,8 @@ def _supervised(launch: Launch, engine: str, workers: int, lock: int, quiet: boo
 
     config = launch.settings.run
     resume = f"fedhearth run --resume {shlex.quote(str(launch.folder))}" + (" --engine ray" if engine == "ray" else "")
-    print(f"{launch.settings.method.name} on {config.dataset}, {config.clients} clients, {config.rounds} rounds, {engine} engine, "
-          f"{workers} worker{'s' if workers > 1 else ''}\nresults: {launch.folder}", flush=True)
+    print(f"{launch.settings.method.name} on {config.dataset}, partition {config.partition}, {config.clients} clients, "
+          f"{config.rounds} rounds, {engine} engine, {workers} worker{'s' if workers > 1 else ''}\nresults: {launch.folder}", flush=True)
     try:
         with logged(launch.folder / "run.log"), display(config.rounds, config.asked_each_round, quiet) as shown:
             summary = _on_ray(launch, workers, lock, shown) if engine == "ray" else _in_process(launch, workers, shown)
@@ -130,9 +130,10 @@ class _Brief(logging.Formatter):
 
 
 @contextmanager
-def logged(file: Path) -> Iterator[None]:
-    """Everything into the run's log; warnings, without tracebacks, to stderr."""
-    whole, brief = logging.FileHandler(file, encoding="utf-8"), logging.StreamHandler()
+def logged(file: Path | None) -> Iterator[None]:
+    """Everything into the run's log, if there is one; warnings, without tracebacks, to stderr."""
+    whole = logging.FileHandler(file, encoding="utf-8") if file else logging.NullHandler()
+    brief = logging.StreamHandler()
     whole.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     brief.setFormatter(_Brief())
     brief.setLevel(logging.WARNING)

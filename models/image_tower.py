@@ -38,7 +38,7 @@ class TimmImage(nn.Module):
             raise ModelError("an image tower must be a CLIP Vision Transformer with a class token and its projection as its head. Use "
                              "vit_base_patch16_clip_quickgelu_224 or the like, with weights that hold head.weight")
         self.vit = vit.requires_grad_(False).eval()
-        self.dim = vit.head.out_features
+        self.dim, self.patches = vit.head.out_features, vit.patch_embed.num_patches
 
     @torch.no_grad()
     def forward(self, images: Tensor, patches: str = "projected") -> ImageFeatures:

@@ -152,7 +152,7 @@ class OpenClipImage(nn.Module):
             raise ModelError("an open_clip image tower must be a Vision Transformer that reads its class token, such as ViT-B-16; got "
                              f"{type(visual).__name__}. Use another model")
         self.visual = visual.requires_grad_(False).eval()
-        self.dim = model.visual.output_dim
+        self.dim, self.patches = model.visual.output_dim, math.prod(visual.grid_size)
         mean, std = (torch.tensor(getattr(visual, name, None) or default)[:, None, None] for name, default in (
             ("image_mean", (0.48145466, 0.4578275, 0.40821073)), ("image_std", (0.26862954, 0.26130258, 0.27577711))))
         self.register_buffer("mean", mean, persistent=False)

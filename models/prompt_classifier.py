@@ -86,6 +86,9 @@ class PromptClassifier(nn.Module):
         """The names of the parts."""
         return tuple(self.held)
 
+    def start_local(self, seed: int) -> None:
+        """Start what one client trains for itself beside the present global prompt; nothing where there is no such part."""
+
     def forward(self, images: ImageFeatures) -> Tensor:
         """Logits (B, C), float32. Here: cosines of CLS features and text features under the global prompt (PromptFL)."""
         return self.logits(images.cls, self.features(self.global_prompt))

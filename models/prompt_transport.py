@@ -54,9 +54,15 @@ class TransportPrompts(PromptClassifier):
         """Both prompts start alike, the local one with 1 % noise (ours: otherwise a plan has nothing to tell apart)."""
         super().__init__(tower, names, start, seed)
         self.transport = transport
-        size = (self.words + self.global_prompt).detach().square().mean().sqrt()
-        noise = torch.randn(self.global_prompt.shape, generator=torch.Generator().manual_seed(seed))
-        self.local_prompt = nn.Parameter(self.global_prompt.detach() + 0.01 * size * noise)
+        self.local_prompt = nn.Parameter(torch.zeros_like(self.global_prompt))
+        self.start_local(seed)
+
+    @torch.no_grad()
+    def start_local(self, seed: int) -> None:
+        """Start the local prompt from the present global one plus noise that follows ``seed``."""
+        size = (self.words + self.global_prompt).square().mean().sqrt()
+        noise = torch.randn(self.global_prompt.shape, generator=torch.Generator().manual_seed(seed)).to(self.global_prompt.device)
+        self.local_prompt.copy_(self.global_prompt + 0.01 * size * noise)
 
     def forward(self, images: ImageFeatures) -> Tensor:
         """Logits (B, C) of patches (B, M, D). Raises ``ModelError`` if there are none."""

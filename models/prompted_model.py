@@ -57,13 +57,28 @@ def backbone_of(run: BackboneSettings, in_shape: tuple[int, int, int], weights: 
 
     Raises ``ModelError`` as ``models.backbones.load_backbone``, and for images of 2 or 4 channels.
     """
-    if len(in_shape) != 3 or in_shape[0] not in (1, 3):
-        raise ModelError(f"a Vision Transformer takes images of 1 or 3 channels, (channels, height, width); got {tuple(in_shape)}. "
-                         "Set channels = 3, or convert them in the data loader")
+    check_image(in_shape)
     shape = empty_backbone(run.model)
-    patch = max(shape.patch_embed.patch_size)
-    side = math.ceil(max(in_shape[1:]) / patch) * patch
+    side = whole_patches(shape, max(in_shape[1:]))
     if not weights:
         shape.set_input_size(img_size=(side, side))
         return shape
-    return load_backbone(run.model, run.weights_dir or os.environ.get(WEIGHTS, ""), side, precision=run.precision)
+    return load_backbone(run.model, weights_folder(run), side, precision=run.precision)
+
+
+def check_image(in_shape: tuple[int, int, int]) -> None:
+    """Raise ``ModelError`` unless images are (1 or 3 channels, height, width)."""
+    if len(in_shape) != 3 or in_shape[0] not in (1, 3):
+        raise ModelError(f"a Vision Transformer takes images of 1 or 3 channels, (channels, height, width); got {tuple(in_shape)}. "
+                         "Set channels = 3, or convert them in the data loader")
+
+
+def whole_patches(vit: Any, pixels: int) -> int:
+    """``pixels`` a side, rounded up to whole patches of ``vit``."""
+    patch = max(vit.patch_embed.patch_size)
+    return math.ceil(pixels / patch) * patch
+
+
+def weights_folder(run: BackboneSettings) -> str:
+    """Where weights lie: the run's ``weights-dir``, else the site's."""
+    return run.weights_dir or os.environ.get(WEIGHTS, "")

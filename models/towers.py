@@ -84,9 +84,10 @@ class TextTower(Protocol):
 
 
 class ImageTower(Protocol):
-    """A frozen image encoder whose patches live in the space of its features; ``dim`` is D."""
+    """A frozen image encoder whose patches live in the space of its features; ``dim`` is D, ``patches`` M."""
 
     dim: int
+    patches: int
 
     def __call__(self, images: Tensor, patches: str = "projected") -> ImageFeatures:
         """CLS and patch features of images (B, channels, height, width), uint8 or normalised float32.

@@ -45,7 +45,7 @@ def join_finished(grid: Grid, folder: Path, settings: Settings, name: str) -> di
     roster.gather(grid, 1, wait=HELLO_WAIT, deadline=min(run.deadline, HELLO_WAIT))
     roster.hold_out(0, before=(name,))
     hello = roster.hellos[name]
-    _check_fits(hello, _json(folder / "summary.json", dict).get("model") or {})
+    _check_fits(hello, _json(folder / "summary.json", dict).get("model"))
     start = initial_model(settings, hello.classes, hello.input_shape)
     rule = settings.method.rule_class()(settings.own, run, EncoderShelf(folder / "shelf"))
     strategy = RuleStrategy(rule, settings.wire, start, {part: layout_of(tensors) for part, tensors in start.items()}, roster, run)
@@ -95,9 +95,9 @@ def _load(strategy: RuleStrategy, folder: Path) -> None:
     strategy.acked = {client: int(number) for client, number in extra["acked"].items()}
 
 
-def _check_fits(hello: Hello, model: Mapping[str, Any]) -> None:
+def _check_fits(hello: Hello, model: object) -> None:
     """The classes and images of the newcomer against those all clients of the run had."""
-    if model.keys() != {"classes", "class-digest", "input-shape"}:
+    if not isinstance(model, dict) or model.keys() != {"classes", "class-digest", "input-shape"}:
         raise ConfigError("summary.json does not say what classes and images the run had; it was written by an older version. Train again")
     if hello.classes != model["classes"] or hello.class_digest != model["class-digest"]:
         raise ConfigError(f"the data's classes are not the run's: expected its {model['classes']} class names in its order, got "

@@ -45,6 +45,11 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f}{SPACE}%"
 
 
+def points(share: float | None) -> str:
+    """``0.102`` -> ``10.2``: a difference of percentages is in points, not in per cent."""
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
 def scores(found: Findings) -> str:
     """What the model scores, served and adapted in columns of their own."""
     s = found.summary
@@ -57,7 +62,7 @@ def scores(found: Findings) -> str:
         (f"bottom 20{SPACE}%", "bottom20"),
         ("mean weighted by test images", "weighted_mean"),
     )
-    body = [[name, *(percent(s[key][row]) for key in columns)] for name, row in rows]
+    body = [[name, *((points if row == "std" else percent)(s[key][row]) for key in columns)] for name, row in rows]
     body.append(["clients", *(str(s[key]["n"]) for key in columns)])
     since = f" in round {s['adapted_round']}" if s.get("adapted_round") else ""
     return section(

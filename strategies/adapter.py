@@ -166,8 +166,9 @@ class RuleStrategy(Strategy):
         private = {slot.name for slot in self.wire.down if slot.serves}
         if private & slots.keys():
             rnd = replace(rnd, score_served=True)
-        content = RecordDict({slot: pack_slot(tensors, self.wire.travel) if slot in private else self._pack_once(tensors)
-                              for slot, tensors in slots.items()})
+        # what is no plain dict is made as it is read, for this client alone: keeping its record would keep a model a client
+        content = RecordDict({slot: pack_slot(tensors, self.wire.travel) if slot in private or not isinstance(tensors, dict)
+                              else self._pack_once(tensors) for slot, tensors in slots.items()})
         content[ROUND] = pack_round(rnd)
         return content
 

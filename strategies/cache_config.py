@@ -9,11 +9,11 @@ from statistics import median
 from strategies.config import choice, dashed, require
 from strategies.fedavg import WIRE as FEDAVG
 from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD
-from strategies.wire import COMMON_METRICS, SHARES, TOTALS, Slot, Wire
+from strategies.wire import COMMON_METRICS, TOTALS, Slot, Wire
 
 # Scalars that a client with a feature cache may send beside those of every method: shares of its training samples by route and
 # mean weight of cached features in blends, rounded; and totals, which tell how many samples it has.
-CACHE_METRICS = SHARES | TOTALS
+CACHE_METRICS = frozenset({"hit", "fuse", "miss", "gate-weight"}) | TOTALS
 LOCAL = ("features", "gate", "confidences", "use counts")
 VERSION = "version"
 VERSION_DOWN = Slot(VERSION, "2", "number of the shared encoder, and how far it has moved in all", layout=((VERSION, (2,), "float64"),))

@@ -24,6 +24,7 @@ C = TypeVar("C")
 MODELS = ("cnn", "resnet18", "mobilenetv2")
 BN_RULES = ("recompute", "average", "moments")
 MOST_THREADS = 1024
+MOST_CLIENTS = 1_000_000  # a name for each is made before anything else
 LARGEST_IMAGE = 4096  # pixels a side
 LARGEST_ALPHA = 1e9
 LONGEST_DEADLINE = 1e7  # 115 days
@@ -88,25 +89,44 @@ class RunConfig:
     image_size : image files are scaled and cropped to squares of so many pixels; 0 keeps the size they all share.
     channels : 1 or 3: image files are read as grey or colour; 0: colour if any of them is stored in colour.
     bad_images : image files that cannot be read ``stop`` the run before it starts, or it ``skip``s and counts them.
-    test_fraction : share of each client's samples kept for testing (``test_split = "own"``); with
-        ``"official"`` the data set's own test images are divided in proportion to the training classes.
-    fraction : share of the clients asked in a round.
+    test_fraction, test_split : share of each client's samples kept for testing. With ``test_split = "own"`` all samples are taken
+        together for that, an official test set too; with ``"official"`` the data set's own test images are divided in proportion
+        to the training classes, and ``test_fraction`` has no meaning.
+    rounds, fraction : rounds of training, and the share of the clients asked in each.
+    seed : of the split, the first weights, the clients asked and the order of samples.
+    epochs, batch, lr, momentum, weight_decay : a client's local training in a round, by SGD.
     bn : BatchNorm statistics a client scores with. ``recompute`` averages them on the server and re-estimates them
         on the client's own training images before scoring (both figures are reported); ``average`` and
         ``moments`` (law of total variance) score as aggregated.
     weighting : ``examples`` weighs a client by its number of training samples, ``uniform`` keeps that number home.
     score_every : rounds between two *served* scores; refresh rounds and the end are always scored.
+    score_batch : images scored at a time; it changes memory and speed, not scores.
+    device : ``auto`` takes a GPU if there is one; or ``cpu``, ``cuda``, ``cuda:1`` as torch names them.
+    precision : ``float32``, or ``bf16`` for autocast with float32 weights.
+    channels_last : memory order of images and weights: quicker for some models, with the same results up to rounding.
+    threads : of torch in each process that trains clients.
+    width : channels of the model's first stage, 0 for the model's own number; narrower is smaller and quicker.
     model : ``cnn``, ``resnet18``, ``mobilenetv2``, or ``module:function`` for an encoder of your own (see ``models``); a method with
         prompts takes the timm name of a Vision Transformer, such as ``vit_base_patch16_224``.
     weights_dir : folder with the weights of a frozen backbone; "" for timm's hub (see ``models.backbones``). A site may have another:
         the environment variable ``FEDHEARTH_WEIGHTS`` stands in where this is empty.
+    text_tower : of methods on CLIP-like towers, whose ``model`` names the image tower: ``minilm-bridge`` (CLIP-style, beside CLIP ViT-B/16)
+        or ``open_clip:NAME@TAG``; "" is the text side of ``model``, if that is one of open_clip's (see ``models.towers``).
+    tower_size : pixels a side that the image tower sees; 0: the images' longer side in whole patches. open_clip's keep their own.
+    patch_source : patch features ``value`` (last block's value path, MaskCLIP-like) or ``projected`` (last tokens).
+    prompt_words : every text prompt starts from these words' embeddings; "" starts from random numbers.
+    prompt_tokens : length of a text prompt, that of ``prompt_words`` where there are any.
+    features_dir : folder of image features computed beforehand (``client_app.precomputed``); images that are not in it are encoded.
     checkpointing : frozen blocks are computed again in the backward pass: less memory, about a third more time.
     logit_prior : methods with prompts add the client's log class prior to the logits when they serve; training is the same. The
         raw scores are those without it, so that one run gives both.
     score_adapted : *adapted* scores in the ``last`` round only, ``always`` or ``never``.
     wire_dtype : how float32 weights travel; ``float16`` and ``bfloat16`` halve the bytes and round on the wire alone.
     deadline : seconds a round may take; also the time to live of its messages.
-    quorum : share of the asked clients that must reply validly, else the round is void.
+    quorum, max_void_rounds : share of the asked clients that must reply validly, else the round is void; so many void rounds in
+        a row end the run.
+    out, state_dir, run_id, resume : where results and the clients' own state go, the run's name, and whether an interrupted run goes
+        on; ``fedhearth run`` sets them by ``--out`` and ``--resume``.
     held_out : share of the clients kept out of training, whole clients drawn by ``seed``; after the last round each is
         served by the method's own cold-start rule.
     join_epochs : epochs in which such a client fits its own head on the frozen encoder, where a method does that.
@@ -152,6 +172,12 @@ class RunConfig:
     resume: bool = False
     wire_dtype: str = "float32"
     weights_dir: str = ""
+    text_tower: str = ""
+    tower_size: int = 0
+    patch_source: str = "value"
+    prompt_words: str = "a photo of a"
+    prompt_tokens: int = 4
+    features_dir: str = ""
     checkpointing: bool = False
     logit_prior: bool = False
     held_out: float = 0.0
@@ -166,13 +192,16 @@ class RunConfig:
         choice("bad-images", ("stop", "skip"), self.bad_images)
         require(0 <= self.image_size <= LARGEST_IMAGE, "image-size", f"0 (the images' own) to {LARGEST_IMAGE}", self.image_size)
         require(self.channels in (0, 1, 3), "channels", "0 (the data's own), 1 or 3", self.channels)
+        require(0 <= self.tower_size <= LARGEST_IMAGE, "tower-size", f"0 (the images' own) to {LARGEST_IMAGE}", self.tower_size)
+        choice("patch-source", ("value", "projected"), self.patch_source)
         choice("score-adapted", ("last", "always", "never"), self.score_adapted)
         choice("precision", ("float32", "bf16"), self.precision)
         for key in ("clients", "classes_per_client", "rounds", "epochs", "batch", "score_every", "score_batch", "threads",
-                    "max_void_rounds", "join_epochs", "domains_per_client"):
+                    "max_void_rounds", "join_epochs", "domains_per_client", "prompt_tokens"):
             require(getattr(self, key) >= 1, dashed(key), "1 or more", getattr(self, key))
         require(self.width >= 0, "width", "0 (the model's default) or more", self.width)
         require(0 <= self.seed < 2**63, "seed", "between 0 and 2**63 - 1", self.seed)
+        require(self.clients <= MOST_CLIENTS, "clients", f"at most {MOST_CLIENTS}", self.clients)
         require(self.threads <= MOST_THREADS, "threads", f"at most {MOST_THREADS}", self.threads)
         for key in ("alpha", "lr", "deadline"):
             value = getattr(self, key)
@@ -190,6 +219,11 @@ class RunConfig:
                 self.held_out)
         if self.run_id:
             check_name("run-id", self.run_id)
+
+    @property
+    def text_side(self) -> str:
+        """The text tower's name: ``text_tower``, or the model's own."""
+        return self.text_tower or self.model
 
     @property
     def held_out_count(self) -> int:

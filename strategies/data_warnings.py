@@ -32,6 +32,11 @@ def heard(text: str) -> tuple[str, ...]:
     return tuple(kind for kind in MEANING if kind in text.split(","))
 
 
+def printable(text: str) -> str:
+    """``text`` on one line of any terminal or log: names may hold line ends, commands to a terminal, or bytes that are no text."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def few(names: Sequence[str], shown: int = 8) -> str:
     """``a, b, c and 5 more``."""
     more = len(names) - shown

@@ -42,6 +42,7 @@ class State:
     moved : relative length of its last step.
     held : the version that each client was last known to start from.
     sent : lazy upload: the round of each client's last update, which lies on the shelf as a change.
+    silent : lazy upload: how often each client kept its update.
     """
 
     encoder: Tensors
@@ -50,6 +51,7 @@ class State:
     moved: float = 0.0
     held: Mapping[str, int] = field(default_factory=dict)
     sent: Mapping[str, int] = field(default_factory=dict)
+    silent: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def version(self) -> int:
@@ -80,9 +82,11 @@ class FedCacheRule:
 
     def merge(self, state: State, updates: Iterable[Update], rnd: Round) -> State:
         encoder, head = make_mean(self.run.bn), make_mean(self.run.bn)
-        held, sent, moved = dict(state.held), dict(state.sent), False
+        held, sent, silent, moved = dict(state.held), dict(state.sent), dict(state.silent), False
         for update in updates:
             held[update.client] = state.version
+            if self.config.lazy_upload:
+                silent[update.client] = silent.get(update.client, 0) + ("encoder" not in update.slots)
             tensors = self._encoder_of(state, update, sent, rnd)
             if tensors is not None:
                 encoder.add(tensors, update.weight)
@@ -91,13 +95,15 @@ class FedCacheRule:
                 head.add(update.slots["head"], update.weight)
         if self.config.heads == "shared":
             state = replace(state, head=head.result())
-        state = replace(state, held=held, sent=sent)
+        state = replace(state, held=held, sent=sent, silent=silent)
         return _moved_to(state, encoder.result()) if moved else state
 
     def diagnostics(self, state: State) -> Mapping[str, Any]:
         """Where the encoder stands, for the report."""
         size = sum(tensor.nbytes for tensor in state.encoder.values())
-        return {"cache": {"version": state.version, "drift": float(state.clock[VERSION][1]), "moved": state.moved, "encoder_bytes": size}}
+        silent = {"silent": dict(state.silent)} if self.config.lazy_upload else {}
+        return {"cache": {"version": state.version, "drift": float(state.clock[VERSION][1]), "moved": state.moved, "encoder_bytes": size,
+                          **silent}}
 
     def shelved(self, state: State) -> dict[str, int]:
         """What must stay on the shelf for ``state`` to be usable: name -> round."""

@@ -17,6 +17,7 @@ from strategies.wire import TOTALS, Wire
 SPLIT_MODEL = "models.split:split_model"
 PROMPTED_MODEL = "models.prompted_model:prompted_model"
 GROUPED_MODEL = "models.grouped_vit:grouped_model"
+CLIP_MODELS = "models.clip_models"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,28 @@ METHODS: dict[str, Method] = {m.name: m for m in (
            "one shared model for all"),
     Method("local-only", "strategies.local_only:LocalOnlyRule", "client_app.learners.local_only:LocalOnlyLearner",
            "every client trains alone; nothing is shared after the common start"),
+    Method("fedrep", "strategies.fedrep:FedPerRule", "client_app.learners.fedrep:FedRepLearner",
+           "shared encoder, private head; the head is fitted first, then the encoder"),
+    Method("fedbabu", "strategies.fedbabu:FedPerRule", "client_app.learners.fedbabu:FedBabuLearner",
+           "the encoder is trained under a head that stands still, and the head fine-tuned at the end"),
+    Method("fedavg-ft", "strategies.fedavg_ft:FedAvgRule", "client_app.learners.fedavg_ft:FineTuningLearner",
+           "one shared model, of which every client fine-tunes a copy at the end"),
+    Method("ditto", "strategies.ditto:FedAvgRule", "client_app.learners.ditto:DittoLearner",
+           "one shared model, and beside it a private one held near it"),
+    Method("fedbn", "strategies.fedbn:FedBnRule", "client_app.learners.fedbn:FedBnLearner",
+           "one shared model, but for private BatchNorm layers"),
+    Method("ifca", "strategies.ifca:IfcaRule", "client_app.learners.ifca:IfcaLearner",
+           "several shared models; a client takes the one that fits its images best"),
+    Method("cfl", "strategies.cfl:CflRule", "client_app.learners.cfl:CflLearner",
+           "one shared model, split in two where clients pull in different directions"),
+    Method("fedamp", "strategies.fedamp:FedAmpRule", "client_app.learners.fedamp:FedAmpLearner",
+           "each client's own model, pulled towards a mix of those that are near it"),
+    Method("fedproto", "strategies.fedproto:FedProtoRule", "client_app.learners.fedproto:FedProtoLearner",
+           "each client's own model; class prototypes are shared and no weight"),
+    Method("pfedsim", "strategies.pfedsim:PfedSimRule", "client_app.learners.pfedsim:PfedSimLearner",
+           "encoders mixed pairwise by how much the private heads resemble each other"),
+    Method("knn-per", "strategies.knn_per:FedAvgRule", "client_app.learners.knn_per:KnnPerLearner",
+           "one shared model, whose answer is mixed with that of a client's nearest training images"),
     Method("pep-fedpt", "strategies.pep_fedpt:PepRule", "client_app.learners.pep_fedpt:PepLearner",
            "class prompts around a frozen ViT, mixed a sample by global prototypes and the client's own class prior", PROMPTED_MODEL),
     Method("fedvpt", "strategies.fedvpt:PromptAverageRule", "client_app.learners.shared_prompts:SharedPromptLearner",
@@ -72,6 +95,26 @@ METHODS: dict[str, Method] = {m.name: m for m in (
            "the server generates each client's prompts for a frozen ViT; private heads", PROMPTED_MODEL),
     Method("fedpr", "strategies.fedpr:PromptAverageRule", "client_app.learners.fedpr:FedPrLearner",
            "deep prompts of a frozen ViT, trained in the null space of the global ones", PROMPTED_MODEL),
+    Method("fed-ia", "strategies.fed_ia:GlobalPromptRule", "client_app.learners.fed_ia:FedIaLearner",
+           "a shared text prompt picks image patches; local prompt, meta-net and fusion gate stay at home", f"{CLIP_MODELS}:fed_ia"),
+    Method("promptfl", "strategies.promptfl:GlobalPromptRule", "client_app.learners.global_prompt:GlobalPromptLearner",
+           "a shared text prompt on CLIP-like towers", f"{CLIP_MODELS}:promptfl"),
+    Method("zero-shot", "strategies.zero_shot:GlobalPromptRule", "client_app.learners.frozen_towers:ZeroShotLearner",
+           "CLIP-like towers as they are, with what a client knows of its classes", f"{CLIP_MODELS}:zero_shot"),
+    Method("local-logistic", "strategies.local_logistic:GlobalPromptRule", "client_app.learners.frozen_towers:LogisticLearner",
+           "each client's own logistic regression on CLS features", f"{CLIP_MODELS}:local_logistic"),
+    Method("local-prompt", "strategies.local_prompt:GlobalPromptRule", "client_app.learners.local_prompt:LocalPromptLearner",
+           "each client's own text prompt, nothing shared", f"{CLIP_MODELS}:promptfl"),
+    Method("fixed-mix", "strategies.fixed_mix:GlobalPromptRule", "client_app.learners.global_prompt:GlobalPromptLearner",
+           "a shared and a local text prompt, mixed with one fixed weight", f"{CLIP_MODELS}:fixed_mix"),
+    Method("cocoop", "strategies.cocoop:GlobalPromptRule", "client_app.learners.global_prompt:GlobalPromptLearner",
+           "a shared text prompt that a shared network shifts by image", f"{CLIP_MODELS}:cocoop"),
+    Method("fedotp", "strategies.fedotp:GlobalPromptRule", "client_app.learners.global_prompt:GlobalPromptLearner",
+           "a shared and a local text prompt share an image's patches by optimal transport", f"{CLIP_MODELS}:fedotp"),
+    Method("fedpgp", "strategies.fedpgp:GlobalPromptRule", "client_app.learners.global_prompt:GlobalPromptLearner",
+           "a shared text prompt plus a local low-rank change", f"{CLIP_MODELS}:fedpgp"),
+    Method("pfedmoap", "strategies.pfedmoap:PfedMoapRule", "client_app.learners.pfedmoap:PfedMoapLearner",
+           "own text prompt mixed with other clients' prompts, which it downloads", f"{CLIP_MODELS}:pfedmoap"),
 )}
 
 

@@ -28,7 +28,7 @@ from client_app.data.sources import DataNode
 from client_app.node import client_name
 from deploy.inprocess import FIRST_NODE, InProcessGrid
 from server_app.main import serve
-from strategies.registry import SPLIT_MODEL, find_method, parse_run_config
+from strategies.registry import CLIP_MODELS, SPLIT_MODEL, find_method, parse_run_config
 from strategies.types import Layout, layout_of
 
 SMALL: Mapping[str, Any] = {
@@ -37,6 +37,8 @@ SMALL: Mapping[str, Any] = {
 }
 # what a method with prompts has in place of the CNN: 8 blocks of width 32, one patch of 16 pixels
 SMALL_VIT: Mapping[str, Any] = {"model": "vit-tiny-random", "width": 0}
+# a method on CLIP-like towers: 12 blocks of width 64, and a text tower of 2
+SMALL_CLIP: Mapping[str, Any] = {"model": "clip-tiny-random", "width": 0, "text-tower": "text-tiny-random"}
 TRAIN, TEST = 24, 8
 
 # (message, the client's own answer) -> what the server gets
@@ -158,7 +160,8 @@ def run(folder: Path, method: str, hook: Hook | None = None, grid: type[Watched]
 
 def small(method: str) -> Mapping[str, Any]:
     """``SMALL`` with a model that ``method`` can have."""
-    return SMALL if find_method(method).model == SPLIT_MODEL else {**SMALL, **SMALL_VIT}
+    model = find_method(method).model
+    return SMALL if model == SPLIT_MODEL else {**SMALL, **(SMALL_CLIP if model.startswith(CLIP_MODELS) else SMALL_VIT)}
 
 
 @cache

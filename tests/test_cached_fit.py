@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from client_app.cache_clock import Clock
-from client_app.cache_policy import FUSE, HIT, MISS, choose_routes, drift_of, first_to_refresh, pack, priority, refresh
+from client_app.cache_policy import FUSE, HIT, MISS, choose_routes, drift_of, first_to_refresh, priority, refresh, steps_of
 from client_app.cached_fit import Cached, CachedFit, RouteCounts, gate_tensors, load_gate
 from client_app.data.client_data import Split
 from client_app.local.sample_notes import BUCKETS, NONE, SampleNotes, TwoPlaces, as_payload, entry_version
@@ -171,13 +171,13 @@ def test_the_clock_counts_the_servers_path_and_its_own() -> None:
 
 def test_packing_by_hand() -> None:
     order, hit = np.array([4, 2, 0, 6, 1, 5, 3]), np.array([False, True, False, True, False, True, False])
-    told = [(f.tolist(), c.tolist()) for f, c in pack(order, hit, 3, [3, 4], "full")]
+    told = [(f.tolist(), c.tolist()) for f, c in steps_of(order, hit, 3, [3, 4], "full")]
     assert told == [([4, 2, 0, 6], [1, 5, 3])]  # four fresh ones: 3 and a lonely one that joins them
-    told = [(f.tolist(), c.tolist()) for f, c in pack(order, hit, 2, [2, 2, 3], "full")]
+    told = [(f.tolist(), c.tolist()) for f, c in steps_of(order, hit, 2, [2, 2, 3], "full")]
     assert told == [([4, 2], [1, 5]), ([0, 6], [3])]
-    told = [(f.tolist(), c.tolist()) for f, c in pack(order, hit, 2, [2, 2, 3], "split")]
+    told = [(f.tolist(), c.tolist()) for f, c in steps_of(order, hit, 2, [2, 2, 3], "split")]
     assert told == [([4, 2], []), ([0, 6], []), ([], [1, 5, 3])]
-    told = [(f.tolist(), c.tolist()) for f, c in pack(np.array([1, 0, 3, 2]), np.array([False, True, False, True]), 2, [2, 2], "split")]
+    told = [(f.tolist(), c.tolist()) for f, c in steps_of(np.array([1, 0, 3, 2]), np.array([False, True, False, True]), 2, [2, 2], "split")]
     assert told == [([0, 1], []), ([2, 3], [])]  # BatchNorm cannot normalise one
 
 
@@ -186,7 +186,7 @@ def test_a_step_has_no_lonely_sample_and_an_epoch_every_sample_once(n: int, batc
     rng = np.random.default_rng(seed)
     hit = rng.random(n) < 0.6
     hit[:2] = False
-    plan = pack(rng.permutation(n), hit, batch, batch_sizes(n, batch), packing)
+    plan = steps_of(rng.permutation(n), hit, batch, batch_sizes(n, batch), packing)
     assert sorted(np.concatenate([np.concatenate(step) for step in plan]).tolist()) == list(range(n))
     assert all(len(fresh) != 1 for fresh, _ in plan) or n == 1
     assert all(hit[cached].all() for _, cached in plan)

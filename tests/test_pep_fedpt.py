@@ -288,3 +288,35 @@ def test_what_cannot_be_run_is_refused(given: dict[str, Any], expected: str) -> 
         parse_run_config({"method": "pep-fedpt", **{f"pep-fedpt.{key}": value for key, value in given.items()}})
     assert expected in str(refused.value)
     assert Config().layers == (5, 6, 7)
+
+
+def test_bfloat16_halved_wire_and_checkpointing_keep_a_run_sound(tmp_path: Path) -> None:
+    """Recomputed blocks change no bit; half precision on the wire or in the backbone changes bits and loses nobody."""
+    plain = run(tmp_path / "plain", "pep-fedpt")
+    assert run(tmp_path / "again", "pep-fedpt", checkpointing=True).state["tensors"] == plain.state["tensors"]
+    for key, value in (("wire_dtype", "float16"), ("wire_dtype", "bfloat16"), ("precision", "bf16")):
+        ran = run(tmp_path / f"{key}-{value}", "pep-fedpt", **{key: value})
+        assert ran.summary["dropped"] == {} and ran.state["tensors"] != plain.state["tensors"]
+        if key == "wire_dtype":
+            assert ran.summary["bytes"]["up"] < 0.6 * plain.summary["bytes"]["up"]
+
+
+def test_a_class_that_nobody_has_never_gets_a_prototype(tmp_path: Path) -> None:
+    """With rows that travel rounded, too: the exact copies of all clients leave it as it was."""
+    held = set(np.concatenate([digits_of(index)[1][:24] for index in range(2)]).tolist())
+    ran = run(tmp_path, "pep-fedpt", dataset="tests.test_pep_fedpt:three_classes", clients=2, rounds=3, wire_dtype="float16")
+    assert len(held) > 3
+    path = max((ran.folder / "checkpoints").glob("round-*.safetensors"))
+    from safetensors.numpy import load_file
+
+    found = [t for t in load_file(path).values() if t.shape == (10, 32)]
+    filled = {tuple(np.flatnonzero(rows.any(axis=1))) for rows in found}
+    assert (1, 4, 7) in filled  # the three prototype layers; class prompts and the head have all ten rows
+
+
+def three_classes(node: Any, seed: int) -> Any:
+    """Only the classes 1, 4 and 7 occur, among clients that know of ten."""
+    from tests.running import client_of
+
+    images, labels = digits_of(node.index)
+    return client_of(images, np.array([1, 4, 7])[labels % 3])

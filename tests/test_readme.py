@@ -49,6 +49,8 @@ def commands(block: str) -> Iterator[tuple[list[str], str]]:
             given = "\n".join(iter(lambda: next(lines), "EOF"))
         if words[-1:] == ["&"]:
             words.pop()
+        if ">" in words:
+            words = words[:words.index(">")]
         if words:
             yield words, given
 

@@ -108,6 +108,12 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_the_spread_over_clients_is_in_points(report: Path) -> None:
+    page = (report / "report.html").read_text(encoding="utf-8")
+    row = page.partition("standard deviation (points)")[2].partition("</tr>")[0]
+    assert ">24.5<" in row and "%" not in row  # 100 * .06 ** .5
+
+
 def test_the_summary_of_five_clients_by_hand(tmp_path: Path) -> None:
     summary = five(tmp_path)
     assert summary == json.loads((tmp_path / "summary.json").read_text())

@@ -250,6 +250,21 @@ def test_a_loader_that_fails_is_refused_without_its_words(
     assert "secret" not in str(caught.value) and "loader_" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("body", "line"), [
+    ("def load(node, seed):\n    return 1 / 0", ", line 4"),
+    ("def mean(x):\n    return 1 / x\ndef load(node, seed):\n    return mean(0)", ", line 4"),
+    ("def load(node, seed):\n    return np.stack([])", ", line 4"),  # numpy's own lines say nothing to a user
+    ("def load(node): return 1", ""),
+])
+def test_a_loader_that_fails_is_told_its_line_on_its_own_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, line: str
+) -> None:
+    spec = write_loader(tmp_path, monkeypatch, body)
+    with pytest.raises(DataError, match="failed with") as caught:
+        open_data(RunConfig(dataset=spec), node(0, 20))
+    assert caught.value.path == spec + line and "line" not in str(caught.value)
+
+
 def test_a_loader_that_is_not_there_is_refused() -> None:
     with pytest.raises(DataError, match="cannot be imported .ModuleNotFoundError.*module:function"):
         open_data(RunConfig(dataset="no_such_module:load"), node(0, 20))

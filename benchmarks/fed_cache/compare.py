@@ -20,7 +20,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -56,20 +56,13 @@ def measure(name: str, seed: int, data: Path, changed: dict[str, Any]) -> dict[s
     keep = ("served", "served_raw", "bytes", "cache", "held_out", "clusters", "split_hash", "dropped", "versions")
     return {"row": name, "seed": seed, "settings": {k: v for k, v in config.items() if k not in ("dataset", "out", "state-dir")},
             "cpu_seconds": cpu, "wall_seconds": wall, "models": digest.hexdigest(), **{key: summary[key] for key in keep if key in summary},
-            "silent": _silent(records, summary), "rounds": [_round(record) for record in records]}
+            "silent": ((records[-1].get("diagnostics") or {}).get("cache") or {}).get("silent"), "rounds": [_round(record) for record in records]}
 
 
 def _round(record: dict[str, Any]) -> dict[str, Any]:
     keys = ("served", "hit", "fuse", "miss", "gate_weight")
     means = {key: mean(record[key].values()) for key in keys if record.get(key)}
     return means | {"moved": ((record.get("diagnostics") or {}).get("cache") or {}).get("moved")}
-
-
-def _silent(records: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:
-    """Share of the replies that came without an encoder."""
-    size = ((records[0].get("diagnostics") or {}).get("cache") or {}).get("encoder_bytes")
-    replies = sum(len(record["accepted"]) for record in records)
-    return None if size is None else max(0.0, 1 - summary["bytes"]["by_slot"]["up"].get("encoder", 0) / (size * replies))
 
 
 def _tensors(path: Path) -> bytes:
@@ -112,7 +105,7 @@ def table(found: dict[tuple[str, int], dict[str, Any]]) -> str:
         if not mine:
             continue
         head = ("row", "against", "seeds", "served %", *(f"change, {words}" for _, words in SCORES), "training passes avoided",
-                "last quarter", "all passes avoided", "CPU", "wall", "bytes up", "bytes down", "same models")
+                "last quarter", "all passes avoided", "CPU", "wall", "bytes up", "bytes down", "silent: most / median", "same models")
         lines += ["", f"### {group}", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
         lines += [line(name, row, found) for name, row in mine.items()]
     return "\n".join(lines).strip() + "\n"
@@ -128,9 +121,15 @@ def line(name: str, row: Row, found: dict[tuple[str, int], dict[str, Any]]) -> s
     passes = [c["forwards_avoided"] / max(1, c["forwards"] + c["forwards_avoided"]) for c in caches if "forwards" in c]
     ratios = [_ratio([(mine[key], other[key]) for mine, other in pairs]) for key in ("cpu_seconds", "wall_seconds")]
     sent = [_ratio([(_encoder_bytes(mine, way), _encoder_bytes(other, way)) for mine, other in pairs]) for way in ("up", "down")]
+    silent = [_fairness(list(result["silent"].values())) for result in own.values() if result.get("silent")]
     same = f"{sum(mine['models'] == other['models'] for mine, other in pairs)} of {len(pairs)}" if row.group == "exact" and pairs else "-"
     served = f"{100 * mean(result['served']['mean'] for result in own.values()):.1f}"
-    return f"| {' | '.join([name, row.against or '-', str(len(own)), served, *changes, *shares, _share(passes), *ratios, *sent, same])} |"
+    cells = [name, row.against or "-", str(len(own)), served, *changes, *shares, _share(passes), *ratios, *sent, ", ".join(silent) or "-", same]
+    return f"| {' | '.join(cells)} |"
+
+
+def _fairness(silent: list[int]) -> str:
+    return f"{max(silent)} / {median(silent):g}"
 
 
 def _encoder_bytes(result: dict[str, Any], way: str) -> float:

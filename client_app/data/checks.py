@@ -85,7 +85,7 @@ def balance(share: Share) -> Finding:
     held = np.bincount(share.train.labels, minlength=len(share.classes))
     most, least = int(held.max()), int(held[held > 0].min())
     largest, smallest = share.classes[int(held.argmax())], share.classes[int(np.where(held > 0, held, most + 1).argmin())]
-    figures = f"{largest!r}: {most} of {held.sum()}, {smallest!r}: {least}"
+    figures = f"most: {most} of {held.sum()} are {largest!r}" + (f"; fewest: {least} {smallest!r}" if smallest != largest else "")
     if len(share.classes) > 1 and (most > LARGEST_SHARE * held.sum() or most > LARGEST_RATIO * least):
         return Finding("WARN", "imbalance", "the classes are extremely unequal", "expect a model that mostly answers with the largest "
                        "class; collect more of the others, or take some of it away", figures)

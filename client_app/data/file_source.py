@@ -25,6 +25,7 @@ from client_app.data.decoded import DecodedShelf
 from client_app.data.images import Encoded, header, pixels
 from client_app.data.reading import Reading
 from client_app.data.source import Source
+from strategies.data_warnings import printable
 
 log = logging.getLogger(__name__)
 MOST_THREADS = 8
@@ -271,11 +272,6 @@ def _log_names(names: Sequence[str]) -> None:
 
 def _told(store: ImageStore, row: int, reason: str) -> str:
     return printable(f"{store.name(int(row))} ({reason})")
-
-
-def printable(name: str) -> str:
-    """``name`` on one line of any terminal or log: a file's name may hold line ends, a terminal's commands, or bytes that are no text."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
 
 
 def _pieces(count: int) -> Iterator[np.ndarray]:

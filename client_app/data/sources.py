@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from functools import lru_cache
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -117,7 +118,7 @@ def load_by_function(spec: str, node: DataNode, seed: int) -> ClientData:
         if isinstance(error, DataError | PartitionError) and _raised_by_us(error):
             raise
         raise DataError(f"the data loader failed with {type(error).__name__}; see its traceback on the "
-                        "client's machine", spec) from error
+                        "client's machine", spec + _line(error)) from error
     if not isinstance(data, ClientData):
         raise DataError(f"expected the data loader to return ClientData, got {type(data).__name__}", spec)
     return data
@@ -129,6 +130,13 @@ def _raised_by_us(error: BaseException) -> bool:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     return frame is not None and str(frame.tb_frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]
+
+
+def _line(error: BaseException) -> str:
+    """Where in the loader's own file it failed, for whoever wrote it; "" if it was never entered."""
+    frames = extract_tb(error.__traceback__)[1:]  # the first is ours
+    own = [frame.lineno for frame in frames if frame.filename == frames[0].filename]
+    return f", line {own[-1]}" if own else ""
 
 
 def _resolve(reference: str) -> Any:

@@ -20,6 +20,7 @@ from client_app.data.client_data import ClientData
 from client_app.data.opening import open_data
 from client_app.data.simulated import group_of, indices_of, plan_of
 from client_app.data.sources import is_loader, load_source
+from client_app.local.durable import replace_durably
 from client_app.node import client_name
 from strategies.config import RunConfig
 from strategies.held_out import held_out_names
@@ -150,6 +151,4 @@ def write_manifest(config: RunConfig) -> None:
     the same user's; nothing on separate machines calls it. ``split.png`` beside it is the server's to draw."""
     text, folder = json.dumps(manifest(config)), Path(config.out).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / "split.json.part"
-    part.write_text(text, encoding="utf-8")
-    part.replace(folder / "split.json")
+    replace_durably(folder / "split.json", text.encode())

@@ -33,10 +33,11 @@ class ExactFeatures:
 
     Parameters
     ----------
-    cache : of dtype float32, or None.
+    cache : of dtype float32, or None; with ``half`` of dtype float16.
     chunk : samples that `of` computes together, 1 or more.
     independent : the caller promises that a sample's features do not depend on what they are computed together with;
         then only missing samples are computed, whatever the chunk.
+    half : features are rounded to float16 right after they are computed, with and without a cache; half the disk.
 
     Attributes
     ----------
@@ -45,10 +46,10 @@ class ExactFeatures:
     A disk that refuses to write costs the reuse and never the features.
     """
 
-    def __init__(self, cache: FeatureCache | None, chunk: int = 256, independent: bool = False) -> None:
-        if chunk < 1 or (cache is not None and cache.dtype != "float32"):
-            raise ValueError("exact reuse needs a chunk of 1 or more, and a cache of dtype float32")
-        self._cache, self._chunk, self._independent = cache, chunk, independent
+    def __init__(self, cache: FeatureCache | None, chunk: int = 256, independent: bool = False, half: bool = False) -> None:
+        if chunk < 1 or (cache is not None and cache.dtype != ("float16" if half else "float32")):
+            raise ValueError("exact reuse needs a chunk of 1 or more, and a cache of dtype float32, or float16 with half")
+        self._cache, self._chunk, self._independent, self._half = cache, chunk, independent, half
         self._writable = True
         self.reused = self.computed = 0
 
@@ -87,7 +88,7 @@ class ExactFeatures:
         if not isinstance(fresh, np.ndarray) or fresh.dtype != np.float32 or fresh.ndim < 2 or len(fresh) != len(positions):
             raise ValueError("exact reuse needs features as a float32 numpy array, one row a position")
         self.computed += len(positions)
-        return fresh
+        return fresh.astype(np.float16).astype(np.float32) if self._half else fresh
 
     def _keep(self, ids: np.ndarray, version: int, features: np.ndarray, round_number: int, layout: int) -> None:
         if self._cache is None or not self._writable:

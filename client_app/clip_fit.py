@@ -86,7 +86,8 @@ class ClipStep:
         return loss.detach()
 
 
-def fit_prompts(net: PromptClassifier, seen: Seen, labels: np.ndarray, settings: LoopSettings, rates: Mapping[str, Rate], seed: int) -> float:
+def fit_prompts(net: PromptClassifier, seen: Seen, labels: np.ndarray, settings: LoopSettings, rates: Mapping[str, Rate],
+                seed: int) -> float:
     """Train the kinds of weights in ``rates`` in place, on n >= 1 images with labels (n,); the last epoch's mean loss.
 
     Raises ``TrainingDiverged`` if a loss or a weight is no finite number.

@@ -102,8 +102,8 @@ class ClipClient:
     def seen(self, split: Split) -> Seen:
         """All that training reads of a split."""
         parts = [replace(images, patches=None) for images in self.images(split)]
-        evidence = [part.evidence for part in parts if part.evidence is not None]
-        joined = Evidence(*(torch.cat([getattr(e, name) for e in evidence]) for name in ("features", "entropy", "peak"))) if evidence else None
+        found = [part.evidence for part in parts if part.evidence is not None]
+        joined = Evidence(*(torch.cat([getattr(e, name) for e in found]) for name in ("features", "entropy", "peak"))) if found else None
         rows = self.features.patch_rows(split) if "patches" in self.net.needs else None
         return Seen(torch.cat([part.cls for part in parts]), joined, rows)
 
@@ -143,7 +143,8 @@ class Personal(nn.Module):
         found = self.tower(images, self.patch_source)
         patches = found.patches if self.net.needs - {"cls"} else None
         # rounded as the cache rounds what is scored
-        logits = self.net(features_of(self.net, self.anchors, found.cls.half().float(), None if patches is None else patches.half().float()))
+        cls, patches = found.cls.half().float(), None if patches is None else patches.half().float()
+        logits = self.net(features_of(self.net, self.anchors, cls, patches))
         return logits if self.log_prior is None else logits + self.log_prior
 
 

@@ -36,10 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # names of files and classes may hold what the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
-    options = parser(words[0] if words else "").parse_args(words)
     from strategies.config import ConfigError
 
     try:
+        options = parser(words[0] if words else "").parse_args(words)
         code = options.run(options)
         if sys.stdout:  # None if it was closed before we began
             sys.stdout.flush()

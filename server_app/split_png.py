@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from server_app.durable import replacing
 from server_app.figures import label
 
 if TYPE_CHECKING:
@@ -29,9 +30,8 @@ TICKS = 50
 
 def write_split_png(split: Mapping[str, Any], path: Path) -> None:
     """Draw the manifest ``split`` (see ``client_app.data.manifest``) into ``path``, in one step."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(split_png(split))
-    part.replace(path)
+    with replacing(path) as part:
+        part.write_bytes(split_png(split))
 
 
 def split_png(split: Mapping[str, Any]) -> bytes:

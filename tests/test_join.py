@@ -145,6 +145,7 @@ def test_hardly_any_data_is_enough(data: str, scored: bool, folder: Path, capsys
     ("newcomer", "CLIENT-001", "already has a client named 'client-001'"),
     ("newcomer", "a/b", "a site name must be 1 to 64 letters"),
     ("npz:/no/such/file.npz", NAME, "--data: "),
+    ("", NAME, "--data names no data: expected the new client's own"),
     ("tests.no_such:load", NAME, "--data: the data loader cannot be imported"),
 ])
 def test_what_cannot_join_is_refused_and_leaves_no_trace(data: str, name: str, said: str, folder: Path,
@@ -174,6 +175,7 @@ def test_a_client_that_diverges_does_not_join(folder: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(("broken", "said"), [
+    ("model", "summary.json does not say what classes and images the run had"),
     ("unfinished", "is not finished, and a client can only join after its last round; finish it first: fedhearth run --resume"),
     ("no run", "holds no run"), ("no checkpoint", "the last checkpoint of the run"), ("older", "written by an older version"),
     ("summary", "cannot read"), ("joined", "cannot read"),
@@ -192,6 +194,8 @@ def test_a_run_that_nobody_can_join_says_why(broken: str, said: str, folder: Pat
             summary.write_text(json.dumps({k: v for k, v in json.loads(summary.read_text()).items() if k != "model"}))
         case "summary":
             summary.write_text("{")
+        case "model":
+            summary.write_text('{"model": 3}')
         case "joined":
             (folder / "joined.json").write_text("{}")
         case "table":
@@ -206,3 +210,12 @@ def test_a_run_that_goes_on_is_not_joined(folder: Path, capsys: pytest.CaptureFi
     with locked(folder):
         assert join(folder) == 2
     assert "another process is writing" in capsys.readouterr().err
+
+
+def test_a_state_folder_that_is_none_is_told_without_a_traceback(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert join(folder, "newcomer", NAME, "--state-dir", str(tmp_path / "file")) == 1
+    told = capsys.readouterr().err
+    assert "this site's state cannot be read or written (Not a directory); check the disk and its permissions" in told
+    assert f"fedhearth: {NAME} could not join: StoreError" in told and "Traceback" not in told
+    assert (tmp_path / "file").read_text() == "mine" and not (folder / "joined.json").exists()

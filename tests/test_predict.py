@@ -254,3 +254,30 @@ def test_facts_are_checked(wrong: dict[str, Any], told: str) -> None:
 def test_facts_survive_json(kept: Kept) -> None:
     facts = load_personal(kept.folder()).facts
     assert PersonalFacts.from_json(json.loads(json.dumps({**facts.to_json(), "from a later version": 1}))) == facts
+
+
+@pytest.mark.parametrize("words", [["predict"], ["export", "--format", "safetensors"]])
+def test_what_is_no_file_is_not_replaced_by_one(kept: Kept, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "pipe"
+    os.mkfifo(out)
+    given = [*words, "--run", str(kept.ran.folder), "--client", "client-001", "--out", str(out)]
+    assert main([*given, *(["some.png"] if words == ["predict"] else [])]) == 2
+    assert f"--out must name a file in a folder that exists, got {out}" in capsys.readouterr().err
+    assert out.is_fifo() and [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_pipes_names_that_are_no_text_and_no_name_at_all(kept: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / os.fsdecode(b"\xff.png")).write_bytes(b"no image")
+    words = ["", str(tmp_path / "pipe"), f"npz:{tmp_path / 'pipe'}", str(tmp_path / os.fsdecode(b"\xff.png"))]
+    reasons = ["no such file", "cannot be read as an image (ValueError)", "cannot be read as an npz file (ValueError)",
+               "cannot be read as an image (UnidentifiedImageError)"]
+    for form in ("csv", "json"):
+        assert predict(kept, *words, "--format", form, "--out", str(tmp_path / form)) == 1
+    text = (tmp_path / "csv").read_text(encoding="utf-8")
+    assert [row["error"] for row in rows_of(text)] == reasons and rows_of(text)[3]["file"] == f"{tmp_path}/\\udcff.png"
+    rows = json.loads((tmp_path / "json").read_text(encoding="utf-8"))
+    # in JSON it is the very name again
+    assert [row["error"] for row in rows] == reasons and rows[3]["file"] == words[3]
+    assert predict(kept, words[3], "--device", "gpu") == 2
+    assert "--device: expected cpu, cuda or cuda:NUMBER, got 'gpu'" in capsys.readouterr().err

@@ -108,8 +108,8 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_spread_over_clients_is_in_points(report: Path) -> None:
-    page = (report / "report.html").read_text(encoding="utf-8")
+def test_the_spread_over_clients_is_in_points(clustered: Path) -> None:
+    page = (clustered / "report.html").read_text(encoding="utf-8")
     row = page.partition("standard deviation (points)")[2].partition("</tr>")[0]
     assert ">24.5<" in row and "%" not in row  # 100 * .06 ** .5
 

@@ -56,7 +56,8 @@ def measure(name: str, seed: int, data: Path, changed: dict[str, Any]) -> dict[s
     keep = ("served", "served_raw", "bytes", "cache", "held_out", "clusters", "split_hash", "dropped", "versions")
     return {"row": name, "seed": seed, "settings": {k: v for k, v in config.items() if k not in ("dataset", "out", "state-dir")},
             "cpu_seconds": cpu, "wall_seconds": wall, "models": digest.hexdigest(), **{key: summary[key] for key in keep if key in summary},
-            "silent": ((records[-1].get("diagnostics") or {}).get("cache") or {}).get("silent"), "rounds": [_round(record) for record in records]}
+            "silent": ((records[-1].get("diagnostics") or {}).get("cache") or {}).get("silent"),
+            "rounds": [_round(record) for record in records]}
 
 
 def _round(record: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +125,8 @@ def line(name: str, row: Row, found: dict[tuple[str, int], dict[str, Any]]) -> s
     silent = [_fairness(list(result["silent"].values())) for result in own.values() if result.get("silent")]
     same = f"{sum(mine['models'] == other['models'] for mine, other in pairs)} of {len(pairs)}" if row.group == "exact" and pairs else "-"
     served = f"{100 * mean(result['served']['mean'] for result in own.values()):.1f}"
-    cells = [name, row.against or "-", str(len(own)), served, *changes, *shares, _share(passes), *ratios, *sent, ", ".join(silent) or "-", same]
+    cells = [name, row.against or "-", str(len(own)), served, *changes, *shares, _share(passes), *ratios, *sent,
+             ", ".join(silent) or "-", same]
     return f"| {' | '.join(cells)} |"
 
 

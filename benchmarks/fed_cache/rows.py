@@ -49,10 +49,10 @@ def _curve(prefix: str, **settings: Value) -> dict[str, Row]:
 
 ROWS: dict[str, Row] = {
     "fedper": Row("baseline", {"method": "fedper"}, against="", main=True),
-    "exact, no cache": Row("exact", exact(reuse=False), against="", main=True),
-    "exact": Row("exact", exact(reuse=True), against="exact, no cache", main=True),
-    "exact, frozen half, no cache": Row("exact", exact(reuse=False, freeze_after=0.5), against=""),
-    "exact, frozen half": Row("exact", exact(reuse=True, freeze_after=0.5), against="exact, frozen half, no cache"),
+    "exact, no cache": Row("exact reuse", exact(reuse=False), against="", main=True),
+    "exact": Row("exact reuse", exact(reuse=True), against="exact, no cache", main=True),
+    "exact, frozen half, no cache": Row("exact reuse", exact(reuse=False, freeze_after=0.5), against=""),
+    "exact, frozen half": Row("exact reuse", exact(reuse=True, freeze_after=0.5), against="exact, frozen half, no cache"),
     "cache": Row("approximate", cache(), main=True),
     "drop the same": Row("approximate", cache(hit="drop"), main=True),
     "stable stage": Row("approximate", cache(stage="stable")),

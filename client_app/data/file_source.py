@@ -25,12 +25,13 @@ from client_app.data.decoded import DecodedShelf
 from client_app.data.images import Encoded, header, pixels
 from client_app.data.reading import Reading
 from client_app.data.source import Source
-from strategies.data_warnings import printable
+from strategies.data_warnings import few, printable
 
 log = logging.getLogger(__name__)
 MOST_THREADS = 8
 AT_ONCE = 1024  # files handed to the threads at a time
 MOST_TOLD = 1000  # names in the local log
+MOST_SHOWN = 20  # names on a terminal
 NO_IMAGE = "no image of a kind known here"  # Pillow would tell an address in memory
 
 
@@ -262,7 +263,7 @@ def _cannot_read(names: Sequence[str]) -> DataError:
     """The error about images that cannot be read. Which ones is in its path and in the local log, never in its text."""
     _log_names(names)
     return DataError(f"{len(names)} of the images cannot be read; run `fedhearth data check` on this machine to see which, then repair "
-                     "or remove them, or set bad-images=skip to leave them out", "; ".join(names[:MOST_TOLD]))
+                     "or remove them, or set bad-images=skip to leave them out", few(names, MOST_SHOWN))
 
 
 def _log_names(names: Sequence[str]) -> None:

@@ -24,6 +24,9 @@ from client_app.data.source import Source
 log = logging.getLogger(__name__)
 ENDINGS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".avif"})
 
+# folders that operating systems and network disks leave
+LEFT_BEHIND = frozenset({"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"})
+
 
 def load(where: str, reading: Reading) -> Source:
     """The images below ``where``, training images first, sorted by set, class and path.
@@ -105,4 +108,4 @@ def _raised(error: OSError) -> None:
 
 
 def _hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"
+    return name.startswith(".") or name in LEFT_BEHIND

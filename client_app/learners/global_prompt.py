@@ -1,4 +1,4 @@
-"""The client of PromptFL, CoCoOp, FedOTP, FedPGP and the fixed mix: train the shared prompt on cached features, and what is its own beside it.
+"""The client of PromptFL, CoCoOp, FedOTP, FedPGP and the fixed mix: train the shared prompt, and what is its own, on cached features.
 
 Parts of the model that the contract sends up are shared; all others are this client's, kept between rounds in its own store.
 """
@@ -57,7 +57,7 @@ class GlobalPromptLearner:
         client = self.trainer.open(inbound, data, store)
         kept = store.load(rnd.acked) if self.own else None
         if kept is None:
-            client.net.start_local(derive_seed(rnd.seed, store.site, "local prompt") % 2**63)
+            client.net.start_local(derive_seed(rnd.seed, store.site, "local prompt"))
         for part, tensors in (kept or {}).items():
             client.net.load(part, tensors)
         return client

@@ -11,7 +11,7 @@ from html import escape
 
 from server_app import figures, heatmaps, prototype_figures, sections
 from server_app.cache_figures import cache_charts, cache_section
-from server_app.sections import SPACE, number, percent
+from server_app.sections import SPACE, number, percent, points
 from server_app.style import CSS
 from server_app.summary import Findings, refreshes
 from strategies.data_warnings import MEANING, few
@@ -78,10 +78,10 @@ def _cards(found: Findings) -> str:
         ("worst client", "worst"),
         (f"bottom 20{SPACE}%", "bottom20"),
         ("mean", "mean"),
-        ("std over clients", "std"),
+        ("std over clients, points", "std"),
     )
     cells = "".join(
-        f"<div class={key}><dt>{name}</dt><dd>{percent(served[key])}</dd></div>" for name, key in shown
+        f"<div class={key}><dt>{name}</dt><dd>{(points if key == "std" else percent)(served[key])}</dd></div>" for name, key in shown
     )
     return f'<dl class=cards aria-label="served accuracy">{cells}</dl>'
 

@@ -87,12 +87,14 @@ def held_out(found: Findings) -> str:
     body.append(["clients", *(str(figures["n"]) for _, figures in kinds)])
     each = [[r.client, r.group, *("–" if n is None else str(n) for n in (r.n_train, r.n_test)), percent(r.served)] for r in found.held_out]
     missing = f"<p class=note>{len(out['unscored'])} of them have no score.</p>" if out["unscored"] else ""
+    count = len(out["clients"])
+    who = f"{count} client{'s' if count > 1 else ''} took no part in training"
     if out.get("cannot_serve"):
-        return section("Held-out clients", f"<p>{len(out['clients'])} clients took no part in training. This method cannot serve a client "
+        return section("Held-out clients", f"<p>{who}. This method cannot serve a client "
                         "that it has not trained with, so they have no model and no score.</p>")
     return section(
         "Held-out clients",
-        f"<p>{len(out['clients'])} clients took no part in training; after the last round the method's own rule for newcomers "
+        f"<p>{who}; after the last round the method's own rule for newcomers "
         "served them. They are in none of the other figures.</p>"
         + (table_of(["", *(name for name, _ in kinds)], body) if kinds else "")
         + missing

@@ -62,7 +62,7 @@ def explodes(node: Any, seed: int) -> ClientData:
 
 def join(folder: Path, data: str = "newcomer", name: str = NAME, *more: str) -> int:
     forget()
-    uri = data if ":" in data else f"tests.test_join:{data}"
+    uri = data if ":" in data or not data else f"tests.test_join:{data}"
     return main(["join", "--run", str(folder), "--data", uri, "--name", name, *more])
 
 

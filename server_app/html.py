@@ -81,7 +81,7 @@ def _cards(found: Findings) -> str:
         ("std over clients, points", "std"),
     )
     cells = "".join(
-        f"<div class={key}><dt>{name}</dt><dd>{(points if key == "std" else percent)(served[key])}</dd></div>" for name, key in shown
+        f"<div class={key}><dt>{name}</dt><dd>{(points if key == 'std' else percent)(served[key])}</dd></div>" for name, key in shown
     )
     return f'<dl class=cards aria-label="served accuracy">{cells}</dl>'
 

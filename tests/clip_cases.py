@@ -35,7 +35,8 @@ def data_of(seed: int = 0, classes: tuple[str, ...] = NAMES) -> ClientData:
 
 def settings_of(method: str, **given: Any) -> Settings:
     """``lr=1`` for a run's key, ``fed_ia__keep=1`` for a method's."""
-    return parse_run_config({"method": method, **SMALL_CLIP, **{key.replace("__", ".").replace("_", "-"): value for key, value in given.items()}})
+    changed = {key.replace("__", ".").replace("_", "-"): value for key, value in given.items()}
+    return parse_run_config({"method": method, **SMALL_CLIP, **changed})
 
 
 def learner_of(method: str, loop: LoopSettings = LOOP, **given: Any) -> Any:

@@ -80,7 +80,7 @@ def test_what_lies_on_the_disk_is_half_precision(tmp_path: Path) -> None:
         assert names == {"cls.0.float16.payload", "patches-value.0.float16.payload"}
         # 2 bytes a number: 1 x 32 and 4 x 32 of them an image
         cache = FeatureCache(store.location / "features", "patches-value", (4, 32))
-        assert len(cache) == 12 and cache.nbytes // len(cache._file.records) == 4 * 32 * 2 + 48
+        assert len(cache) == 12 and cache.nbytes // len(cache._file.records) == 4 * 32 * 2 + 44
     assert {p.name.partition(".")[0] for p in tmp_path.rglob("*") if p.is_file()} == {"cls", "patches-value", "lock"}
 
 

@@ -141,7 +141,7 @@ def test_an_archive_beyond_the_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fault", "told"), [
     (MemoryError("Unable to allocate 8 GiB"), "fedhearth: this machine's memory is full (Unable to allocate 8 GiB): use smaller"),
-    (OSError(errno.ENOSPC, "No space left on device", "/disk/file"), "fedhearth: a file or disk failed: /disk/file: No space left on device"),
+    (OSError(errno.ENOSPC, "No space left on device", "/a/file"), "fedhearth: a file or disk failed: /a/file: No space left on device"),
 ])
 def test_a_full_machine_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: Exception,
                                           told: str) -> None:

@@ -20,7 +20,7 @@ from client_app.local.store import LocalStore, read_export
 from client_app.loop import LoopSettings, fit, inputs, recompute_batchnorm, score
 from client_app.personal import load_personal
 from client_app.prototype_answers import class_means, nearest_prototype_head
-from client_app.pulled_steps import ProximalSgd, PrototypeSgd
+from client_app.pulled_steps import PrototypeSgd, ProximalSgd
 from models import SplitModel, build_model
 from models.neighbours import NeighbourModel
 from server_app.checkpoint import Checkpoints
@@ -210,7 +210,8 @@ def test_a_pull_of_zero_is_plain_sgd_and_a_stronger_one_keeps_nearer() -> None:
     def away(pull: float | None) -> tuple[float, dict[str, np.ndarray]]:
         model = fresh(0)
         settings = dataclasses.replace(SETTINGS, lr=0.02)
-        fit(model, data.train.images, data.train.labels, settings, 3, None if pull is None else lambda m, s: ProximalSgd(m, s, anchor, pull))
+        step = None if pull is None else lambda m, s: ProximalSgd(m, s, anchor, pull)
+        fit(model, data.train.images, data.train.labels, settings, 3, step)
         moved = model.tensors("head")
         return float(np.square(moved["weight"] - anchor["head"]["weight"]).sum()), {n: t.copy() for n, t in moved.items()}
 

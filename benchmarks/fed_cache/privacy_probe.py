@@ -1,6 +1,6 @@
 """How much of an image can be read off its cached feature? An empirical probe, which guarantees nothing.
 
-    FEDHEARTH_DATA=... OMP_NUM_THREADS=1 python benchmarks/fed_cache/privacy_probe.py [--seed 0] [--rounds 12] [--out FOLDER]
+    FEDHEARTH_DATA=... OMP_NUM_THREADS=1 python benchmarks/fed_cache/privacy_probe.py [--seed 0] [--rounds 8] [--work FOLDER]
 
 One FedCache run on the CIFAR-10 subset (the lite protocol of METHODS 2.6 with fewer rounds). Then the attack: some clients pool
 their images and what they hold of each (the cached feature, the feature of the finished model), train a decoder from features to
@@ -43,6 +43,25 @@ BLOCKS_BEFORE_THE_LAST = 3
 HALF, EARLIER = "fresh, as float16", "one block earlier"
 # a decoder of which features, turned on which
 ATTACKS = (("cached", "cached"), ("fresh", "cached"), ("fresh", "fresh"), ("fresh", HALF), ("untrained", "untrained"), (EARLIER, EARLIER))
+HEAD = ("decoder", "turned on", "PSNR, dB", "PSNR by client", "SSIM", "earlier rounds: PSNR", "earlier rounds: SSIM")
+TEXT = """# Images out of cached features: a probe
+
+Written by `privacy_probe.py`. One small decoder, one model, one data set: what it reads is the least that an attacker can read, not the
+most. It is no guarantee.
+
+FedCache on the CIFAR-10 subset (10 clients, Dirichlet 0.1, {rounds} rounds, a CNN of width 16 with features of D = {dim}, seed {seed};
+served accuracy {served:.1%}). Attackers are {attackers} clients with {known} images, victims {victims} clients with {attacked}. Of the
+victims' cached features {older_share:.0%} are of an earlier round than the last, of {oldest} rounds before it at most; these are of images
+that the head is sure of, and the last columns are about them alone.
+
+{table}
+
+PSNR is the mean over a client's images, then over clients; SSIM is that of Wang et al. 2004, colour by colour. Over the mean image of the
+class, a decoder of cached features gains {cached}, one of fresh features {fresh}.
+
+A decoder of fresh features turned on cached ones is an attacker who has nothing but the finished encoder. One who has other clients'
+caches as well trains a decoder of cached ones: that is the row to compare with the fresh one.
+"""
 MEAN, CLASS_MEAN = "mean image", "mean image of the class"
 
 
@@ -129,8 +148,9 @@ def attack(attackers: list[Held], victims: list[Held], fit: Fit, seed: int) -> l
     images, labels = (np.concatenate([getattr(held, name) for held in attackers]) for name in ("images", "labels"))
     mean = images.mean(axis=0)
     of_class = {int(label): images[labels == label].mean(axis=0) for label in np.unique(labels)}
-    rows = [score(MEAN, "none", victims, [np.broadcast_to(mean, held.images.shape) for held in victims]),
-            score(CLASS_MEAN, "the label", victims, [np.stack([of_class.get(int(label), mean) for label in held.labels]) for held in victims])]
+    trivial = {MEAN: ("nothing", lambda label: mean), CLASS_MEAN: ("the label", lambda label: of_class.get(label, mean))}
+    rows = [score(name, given, victims, [np.stack([image(int(label)) for label in held.labels]) for held in victims])
+            for name, (given, image) in trivial.items()]
     pairs = {kind: np.concatenate([held.features[kind] for held in attackers]) for kind, _ in ATTACKS}
     decoders = {kind: fit_decoder(features, images, fit, seed) for kind, features in pairs.items()}
     rows += [score(f"decoder of {of}", given, victims, [decoders[of].images(held.features[given]) for held in victims])
@@ -151,26 +171,12 @@ def score(decoder: str, features: str, victims: list[Held], made: list[np.ndarra
 
 def table(result: Mapping[str, Any]) -> str:
     """Markdown: what was done, a row an attack, and what the rows say."""
-    head = ("decoder", "turned on", "PSNR, dB", "PSNR by client", "SSIM", "earlier rounds: PSNR", "SSIM")
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    lines += [f"| {' | '.join(cells(row))} |" for row in result["rows"]]
+    lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD), *(f"| {' | '.join(cells(row))} |" for row in result["rows"])]
     of = {(row["decoder"], row["features"]): row for row in result["rows"]}
-    base, cached, fresh = of[CLASS_MEAN, "the label"], of["decoder of cached", "cached"], of["decoder of fresh", "fresh"]
-    gains = [f"{row['psnr'] - base['psnr']:+.2f} dB and {row['ssim'] - base['ssim']:+.3f} SSIM" for row in (cached, fresh)]
-    who = result["images"]
-    return "\n".join([
-        "# Images out of cached features: a probe", "",
-        "Written by `privacy_probe.py`. An empirical probe of one decoder, one model and one data set: it bounds from below what an",
-        "attacker can read, never from above. It is no guarantee, and a better decoder may read more.", "",
-        f"FedCache on the CIFAR-10 subset: {result['rounds']} rounds, 10 clients, Dirichlet 0.1, CNN of width 16, features of D = "
-        f"{result['dim']} (seed {result['seed']}; served accuracy {100 * result['served']:.1f} %).",
-        f"Attackers: {who['attackers']} clients with {who['known']} images; victims: {who['victims']} clients with {who['attacked']} images. Of the "
-        f"victims' cached features {100 * who['older_share']:.0f} % are of an earlier", f"round than the last ({who['oldest']} rounds at most).", "",
-        *lines, "",
-        f"Over the mean image of the class, cached features give {gains[0]}, fresh ones {gains[1]}.",
-        "A decoder of fresh features turned on cached ones is an attacker who has the finished encoder only; one of cached features has the",
-        "caches of colluding clients, so that neither age nor float16 protects by itself. *Earlier rounds* are the images whose cached",
-        "feature is of an earlier round than the last; they are those that the head is sure of.", ""])
+    base = of[CLASS_MEAN, "the label"]
+    gains = {kind: f"{row['psnr'] - base['psnr']:+.2f} dB and {row['ssim'] - base['ssim']:+.3f} SSIM"
+             for kind in ("cached", "fresh") for row in [of[f"decoder of {kind}", kind]]}
+    return TEXT.format(table="\n".join(lines), **gains, **result["images"], **{k: result[k] for k in ("rounds", "dim", "seed", "served")})
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
@@ -180,15 +186,15 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     return [row["decoder"], row["features"], f"{row['psnr']:.2f}", by_client, f"{row['ssim']:.3f}", *older]
 
 
-def probe(data: Path, seed: int, rounds: int, fit: Fit, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Train, attack, and what the table is made of."""
-    began = time.process_time()
-    with tempfile.TemporaryDirectory() as place:
-        settings = {**PROTOCOL, **ROWS["cache"].settings, "rounds": rounds, "seed": seed, "dataset": f"npz:{data}", "run-id": RUN,
-                    "out": f"{place}/run", "state-dir": f"{place}/clients", **changed}
-        summary = train(settings)
-        trained = time.process_time()
-        held = [held_by(client, settings) for client in range(int(settings["clients"]))]
+def probe(data: Path, seed: int, rounds: int, fit: Fit, place: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Train, attack, and what the table is made of. A run of this seed and length that lies in ``place`` is not run again."""
+    place, began = place / f"seed-{seed}-rounds-{rounds}", time.process_time()
+    settings = {**PROTOCOL, **ROWS["cache"].settings, "rounds": rounds, "seed": seed, "dataset": f"npz:{data}", "run-id": RUN,
+                "out": f"{place}/run", "state-dir": f"{place}/clients", **changed}
+    kept = place / "run" / "summary.json"
+    summary = json.loads(kept.read_text()) if kept.exists() else train(settings)
+    trained = time.process_time()
+    held = [held_by(client, settings) for client in range(int(settings["clients"]))]
     order = np.random.default_rng(seed).permutation(len(held))
     victims, attackers = [held[at] for at in order[:VICTIMS]], [held[at] for at in order[VICTIMS:]]
     ages = np.concatenate([victim.age for victim in victims])
@@ -203,14 +209,16 @@ def probe(data: Path, seed: int, rounds: int, fit: Fit, changed: Mapping[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=Fit.epochs, help="of each decoder")
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDHEARTH_DATA", ""), DATA), help=f"{DATA}, if not in FEDHEARTH_DATA")
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDHEARTH_DATA", ""), DATA))
     parser.add_argument("--out", type=Path, default=HERE, help="where the JSON and the table go")
+    parser.add_argument("--work", type=Path, help="keep the run here, and use the one that is here")
     a = parser.parse_args()
     if not a.data.is_file():
         sys.exit(f"set FEDHEARTH_DATA to the folder with {DATA}")
-    result = probe(a.data.resolve(), a.seed, a.rounds, Fit(epochs=a.epochs), {})
+    with tempfile.TemporaryDirectory() as place:
+        result = probe(a.data.resolve(), a.seed, a.rounds, Fit(epochs=a.epochs), a.work or Path(place), {})
     text = table(result)
     (a.out / "privacy_probe.json").write_text(json.dumps(result, indent=1) + "\n")
     (a.out / "privacy_probe.md").write_text(text)

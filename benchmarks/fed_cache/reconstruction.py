@@ -72,6 +72,9 @@ class Fit:
 class Decoder(nn.Module):
     """Features (n, D) to images (n, 3, 32, 32) in [0, 1]: a linear layer, then three transposed convolutions of stride 2."""
 
+    mean: torch.Tensor
+    scale: torch.Tensor
+
     def __init__(self, features: np.ndarray, channels: int) -> None:
         super().__init__()
         mean, spread = features.mean(axis=0), features.std(axis=0)

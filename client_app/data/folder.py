@@ -3,7 +3,8 @@
 With ``train/`` and ``test/`` below it (``val/`` serves as the test set if there is no ``test/``, and counts as training
 data if there is), these are the official sets; else all images are one pool. Classes are the sorted names of the class
 folders, of all sets together; an empty folder is a class without samples here. Images lie at any depth below a class
-folder; a link back to one above the class folder is not followed. Hidden files and folders, and files that do not end like an image, are left out. No file is decoded here.
+folder; a link back to one above the class folder is not followed. Hidden files and folders, and files that do not end
+like an image, are left out. No file is decoded here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from client_app.data.reading import Reading
 from client_app.data.source import Source
 
 log = logging.getLogger(__name__)
-ENDINGS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".avif"})
+ENDINGS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm",
+                     ".jp2", ".avif"})
 
 # folders that operating systems and network disks leave
 LEFT_BEHIND = frozenset({"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"})

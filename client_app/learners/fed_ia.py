@@ -27,7 +27,7 @@ class FedIaLearner(GlobalPromptLearner):
 
     def evaluate(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
         client = self.opened(inbound, data, store, rnd)
-        metrics = self.trainer.counts(data) | self.scores(client, data, "served") | patch_figures(client, data.test)
+        metrics = self.trainer.counts(data) | self.scores(client, data, "served")
         if self.config.pictures:
             from client_app.patch_pictures import draw
 
@@ -35,10 +35,10 @@ class FedIaLearner(GlobalPromptLearner):
         return self.trainer.leave(client, data, store, rnd, metrics)
 
     def scores(self, client: ClipClient, data: ClientData, label: str) -> dict[str, float]:
-        """Accuracies; of the served model also the gate's figures, in the same pass."""
+        """Accuracies; of the served model also the gate's and the patches' figures."""
         logits, weights = fused(client, data.test)
         found = self.trainer.accuracies(logits, data, label)
-        return found | (gate_figures(weights) if label == "served" and len(weights) else {})
+        return found | (gate_figures(weights) | patch_figures(client, data.test) if label == "served" and len(weights) else {})
 
     def fit(self, client: ClipClient, data: ClientData, store: LocalStore, rnd: Round) -> dict[str, float]:
         """The round's training. With ``validation``, what is local goes back unless its loss on the images set aside fell."""

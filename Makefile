@@ -23,7 +23,7 @@ demo: install
 	echo; echo "report: $$out/hdc-fl/report.html"
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not drill'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not drill' -n logical --maxprocesses 8 --dist worksteal
 
 # A deployment on loopback, one on hosts of their own, and every fault drill: about twenty minutes. The last two
 # need root and iproute2 and are skipped without.

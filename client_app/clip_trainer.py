@@ -136,6 +136,7 @@ class Personal(nn.Module):
         super().__init__()
         self.net, self.tower, self.patch_source = net, model.image, model.patch_source
         self.register_buffer("anchors", anchors_of(net), persistent=False)
+        net.hold_text()
         self.register_buffer("log_prior", log_prior, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:

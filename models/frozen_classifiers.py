@@ -30,7 +30,7 @@ class ZeroShot(PromptClassifier):
 
     def forward(self, images: ImageFeatures) -> Tensor:
         """Logits (B, C), -inf for a class that is left out."""
-        return zero_shot(images.cls, self.features(self.global_prompt), self.text.logit_scale, self.present > 0)
+        return zero_shot(images.cls, self.text_features(), self.text.logit_scale, self.present > 0)
 
     def trainable(self) -> dict[str, list[nn.Parameter]]:
         """Nothing."""

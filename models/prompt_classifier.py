@@ -70,6 +70,7 @@ class PromptClassifier(nn.Module):
     held: ClassVar[Mapping[str, tuple[str, ...]]] = {GLOBAL: ("global_prompt",)}
     words: Tensor
     names: Tensor
+    held_text: Tensor | None
 
     def __init__(self, tower: TextTower, names: Sequence[str], start: PromptStart, seed: int = 0) -> None:
         """``seed`` decides a prompt without words. Raises ``ModelError`` for no class, and as ``PromptStart.base``."""
@@ -79,6 +80,7 @@ class PromptClassifier(nn.Module):
         self.text, self.start = tower, start
         self.register_buffer("words", start.base(tower), persistent=False)
         self.register_buffer("names", tower.tokens(names, start.tokens), persistent=False)
+        self.register_buffer("held_text", None, persistent=False)
         self.global_prompt = nn.Parameter(start.offset(tower.width, tower.prompt_std, seed))
 
     @property
@@ -91,7 +93,7 @@ class PromptClassifier(nn.Module):
 
     def forward(self, images: ImageFeatures) -> Tensor:
         """Logits (B, C), float32. Here: cosines of CLS features and text features under the global prompt (PromptFL)."""
-        return self.logits(images.cls, self.features(self.global_prompt))
+        return self.logits(images.cls, self.text_features())
 
     def loss(self, images: ImageFeatures, labels: Tensor) -> Tensor:
         """What training makes small, a scalar; labels (B,). Here: cross-entropy of ``forward``."""
@@ -100,6 +102,22 @@ class PromptClassifier(nn.Module):
     def features(self, prompt: Tensor) -> Tensor:
         """Text features (..., C, D) of length 1 under prompts (..., n_ctx, W), each a difference from the words."""
         return self.text(self.words + prompt, self.names)
+
+    def prompts(self) -> Tensor:
+        """The prompts (..., n_ctx, W) that ``forward`` reads; not of a model whose prompts depend on the image."""
+        return self.global_prompt
+
+    def text_features(self) -> Tensor:
+        """Text features (..., C, D) under ``prompts``."""
+        return self.features(self.prompts()) if self.held_text is None else self.held_text
+
+    @torch.no_grad()
+    def hold_text(self) -> None:
+        """Keep the present text features and let the text tower go: for a finished model, which is then fast, small and only for use."""
+        held, scale = self.features(self.prompts()), self.text.logit_scale
+        self.text = EmptyText(self.text.width, self.text.dim, self.text.prompt_std)
+        self.text.logit_scale = scale
+        self.held_text = held
 
     def logits(self, cls: Tensor, text: Tensor) -> Tensor:
         """Scaled cosines (B, C) of features (B, D) and (C, D), both of length 1."""

@@ -37,6 +37,9 @@ class ConditionalPrompt(PromptClassifier):
         nn.init.zeros_(self.meta[2].weight)  # type: ignore[arg-type]
         nn.init.zeros_(self.meta[2].bias)  # type: ignore[arg-type]
 
+    def hold_text(self) -> None:
+        """Nothing: the prompt of every image is another one."""
+
     def forward(self, images: ImageFeatures) -> Tensor:
         """Logits (B, C)."""
         cls = images.cls.float()
@@ -67,9 +70,13 @@ class LowRankPrompt(PromptClassifier):
         with torch.no_grad():
             self.register_buffer("zero_shot", self.features(self.global_prompt), persistent=False)
 
+    def prompts(self) -> Tensor:
+        """The personal prompt (n_ctx, W)."""
+        return self.global_prompt + self.u @ self.v
+
     def forward(self, images: ImageFeatures) -> Tensor:
         """Logits (B, C) under the personal prompt."""
-        return self.logits(images.cls, self.features(self.global_prompt + self.u @ self.v))
+        return self.logits(images.cls, self.text_features())
 
     def loss(self, images: ImageFeatures, labels: Tensor) -> Tensor:
         """Cross-entropy under the personal prompt plus mu x the contrast."""
@@ -115,7 +122,7 @@ class ExpertPrompts(PromptClassifier):
 
     def forward(self, images: ImageFeatures) -> Tensor:
         """Logits (B, C)."""
-        own = self.features(self.global_prompt)
+        own = self.text_features()
         logits = self.logits(images.cls, own)
         if not len(self.experts):
             return logits

@@ -64,11 +64,15 @@ class TransportPrompts(PromptClassifier):
         noise = torch.randn(self.global_prompt.shape, generator=torch.Generator().manual_seed(seed)).to(self.global_prompt.device)
         self.local_prompt.copy_(self.global_prompt + 0.01 * size * noise)
 
+    def prompts(self) -> Tensor:
+        """Global and local prompt, (2, n_ctx, W)."""
+        return torch.stack([self.global_prompt, self.local_prompt])
+
     def forward(self, images: ImageFeatures) -> Tensor:
         """Logits (B, C) of patches (B, M, D). Raises ``ModelError`` if there are none."""
         if images.patches is None:
             raise ModelError("this model reads the images' patches, and they have none")
-        text = self.features(torch.stack([self.global_prompt, self.local_prompt]))  # (2, C, D)
+        text = self.text_features()  # (2, C, D)
         similarity = torch.einsum("bmd,icd->bcmi", images.patches.float(), text)
         plan = transport_plan(1 - similarity.detach(), self.transport)
         return self.text.logit_scale * (plan * similarity).sum(dim=(2, 3))

@@ -146,6 +146,10 @@ class PromptedClip(PromptClassifier):
         noise = torch.randn(self.global_prompt.shape, generator=torch.Generator().manual_seed(seed)) * size * self.config.local_noise
         self.local_prompt.copy_(self.global_prompt + noise.to(self.global_prompt.device))
 
+    def prompts(self) -> Tensor:
+        """Global and local prompt, (2, n_ctx, W)."""
+        return torch.stack([self.global_prompt, self.local_prompt])
+
     @torch.no_grad()
     def anchors(self) -> Tensor:
         """Text features (C, D) under the present global prompt: to be taken right after the broadcast one is loaded."""
@@ -165,7 +169,7 @@ class PromptedClip(PromptClassifier):
     def fuse(self, images: ImageFeatures) -> Fused:
         """Logits of all three text features, and the gate's weights; see ``Fused``."""
         scale, cls = self.text.logit_scale, images.cls.float()
-        of_global, of_local = self.features(torch.stack([self.global_prompt, self.local_prompt]))  # (C, D) each
+        of_global, of_local = self.text_features()  # (C, D) each
         evidence = self._evidence(images, of_global)
         local = normalize(of_local + self._residual(cls, evidence), dim=2)  # (B or 1, C, D)
         near_global, near_local = cls @ of_global.T, _cosines(cls, local)

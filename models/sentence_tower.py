@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import importlib.util
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,17 +105,18 @@ class SentenceText(nn.Module):
         """As ``TextTower``."""
         (*many, length, _), tokens = context.shape, tokens.to(context.device)
         prompts = context.reshape(-1, 1, length, self.width).expand(-1, len(tokens), -1, -1)  # (P, C, length, W)
-        words = self.words(tokens).expand(len(prompts), -1, -1, -1)
+        words = self.words(tokens).expand(prompts.shape[0], -1, -1, -1)
         x = torch.cat([words[:, :, :1], prompts, words[:, :, 1 + length :]], dim=2).flatten(0, 1)
-        pooled = self.pooled(x, (tokens != self.vocabulary.padding).repeat(len(prompts), 1))
+        pooled = self.pooled(x, (tokens != self.vocabulary.padding).repeat(prompts.shape[0], 1))
         features = normalize((normalize(pooled, dim=1) - self.mean) @ self.bridge + self.target_mean, dim=1)
         return features.reshape(*many, len(tokens), self.dim)
 
     def pooled(self, x: Tensor, held: Tensor) -> Tensor:
         """Mean output (B, W) over the tokens that are ``held`` (B, length), of token embeddings (B, length, W)."""
         x = self.norm(x + self.positions.weight[: x.shape[1]] + self.kinds.weight[0])
-        for layer in self.layers:
-            x = layer(x, src_key_padding_mask=~held)
+        with _one_path():
+            for layer in self.layers:
+                x = layer(x, src_key_padding_mask=~held)
         return (x * held[:, :, None]).sum(dim=1) / held.sum(dim=1, keepdim=True)
 
     def train(self, mode: bool = True) -> SentenceText:
@@ -201,6 +203,17 @@ def _from_bert(bert: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
             if all(part is not None for part in parts):
                 state[f"layers.{i}.self_attn.in_proj_{kind}"] = torch.cat([part for part in parts if part is not None]).float()
     return state
+
+
+@contextmanager
+def _one_path() -> Iterator[None]:
+    """The same arithmetic with and without gradient, and in an exported model: torch's fast path differs in the last bits."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _checksums(text: str) -> list[int]:

@@ -217,7 +217,7 @@ def test_a_pull_of_zero_is_plain_sgd_and_a_stronger_one_keeps_nearer() -> None:
 
     same(away(0.0)[1], away(None)[1])
     distances = [away(pull)[0] for pull in (0.0, 1.0, 10.0)]
-    assert distances[0] > 1.2 * distances[1] > 2 * distances[2] > 0
+    assert distances[0] > 1.1 * distances[1] and distances[1] > 1.5 * distances[2] > 0
 
 
 def test_ditto_without_pull_is_local_only_beside_fedavg(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class FedBnLearner:
     def join(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
         """Train BatchNorm layers of its own, from the common first ones, under the shared weights; keep them."""
         if not batchnorms(self.trainer.model.encoder):
+            store.commit(rnd.number, {"norm": {}}, base=rnd.acked)
             return Reply(metrics=self.trainer.counts(data))
         encoder = whole_encoder(inbound, store, rnd)
         trained, metrics = self.trainer.train(encoder, inbound["head"], data, store, rnd, training=self._norms_alone)

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from client_app.data.client_data import ClientData
-from client_app.learner import Reply, Trainer
+from client_app.learner import Reply, Trainer, Training
 from client_app.local.store import LocalStore
 from client_app.loop import FitStats, array_on_device, fit
 from client_app.phases import copied, reusing
@@ -53,13 +53,9 @@ class FedProtoLearner:
                rnd: Round) -> tuple[Slots, Mapping[str, float]]:
         head = nearest_prototype_head(prototypes)
         answering = replace(trainer, source=AnswersByPrototype(trainer.source, head)) if head else trainer
-        trained, metrics = answering.train(own["encoder"], own["head"], data, store, rnd, training=self._pulled(prototypes))
+        pulled = pulled_to(trainer, prototypes, self.config.pull)
+        trained, metrics = answering.train(own["encoder"], own["head"], data, store, rnd, training=pulled)
         return copied(trained), metrics
-
-    def _pulled(self, prototypes: Tensors) -> partial[FitStats]:
-        rows, known = (array_on_device(prototypes[name][0], self.trainer.settings) for name in ("prototypes", "known"))
-        step = partial(PrototypeSgd, prototypes=rows, known=known, pull=self.config.pull)
-        return partial(_fit, settings=self.trainer.settings, step=step)
 
     def _means(self, trainer: Trainer, own: Slots, data: ClientData) -> dict[str, np.ndarray]:
         """What the contract's ``prototypes`` holds: class means (1, C, D), and counts (1, C) or, in their place, 1 a class it has."""
@@ -73,8 +69,15 @@ class FedProtoLearner:
         return {"prototypes": means[None], "counts": counts[None].astype(np.float32)}
 
 
-def _fit(model: SplitModel, data: ClientData, seed: int, settings: object, step: object) -> FitStats:
-    return fit(model, data.train.images, data.train.labels, settings, seed, step)  # type: ignore[arg-type]
+def pulled_to(trainer: Trainer, prototypes: Tensors, pull: float) -> Training:
+    """Training with features pulled towards the known of ``prototypes``."""
+    rows, known = (array_on_device(prototypes[name][0], trainer.settings) for name in ("prototypes", "known"))
+    step = partial(PrototypeSgd, prototypes=rows, known=known, pull=pull)
+
+    def train(model: SplitModel, data: ClientData, seed: int) -> FitStats:
+        return fit(model, data.train.images, data.train.labels, trainer.settings, seed, step)
+
+    return train
 
 
 def own_model(inbound: Slots, store: LocalStore, rnd: Round) -> Slots:

@@ -177,8 +177,9 @@ def _vocabulary(file: Path) -> Vocabulary:
         raise ModelError(f"{file.name} cannot be read as a tokenizer ({type(fault).__name__}). Fetch it again") from fault
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    special = [tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]", "x", "[PAD]")]
-    if None in special:
+    found = [tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]", "x", "[PAD]")]
+    special = [number for number in found if number is not None]
+    if len(special) < len(found):
         raise ModelError(f"{file.name} must be a BERT tokenizer with [CLS], [SEP] and [PAD]. Fetch that of all-MiniLM-L6-v2")
     return Vocabulary(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, *special)
 

@@ -11,6 +11,7 @@ from html import escape
 
 from server_app import figures, heatmaps, prototype_figures, sections
 from server_app.cache_figures import cache_charts, cache_section
+from server_app.fusion_figures import fusion_section
 from server_app.sections import SPACE, number, percent, points
 from server_app.style import CSS
 from server_app.summary import Findings, refreshes
@@ -40,6 +41,7 @@ def page(found: Findings) -> str:
             sections.held_out(found),
             sections.traffic(found),
             cache_section(found),
+            fusion_section(found),
             sections.dropped(found),
             sections.reproduce(found),
             sections.clients(found),

@@ -208,6 +208,8 @@ def findings(
     }
     if cache := cache_summary(records, final, str(config.get("wire-dtype", "float32"))):
         summary["cache"] = cache
+    if final.get("gate_spread"):
+        summary["fusion"] = {key: dict(final[key]) for key in ("gate_weight", "gate_spread", "patch_overlap") if final.get(key)}
     if clusters := clustering(records, groups):
         summary["clusters"] = clusters
     if outside:

@@ -131,7 +131,7 @@ class CflRule:
         return replace(state, joined=joined)
 
     def diagnostics(self, state: State) -> Mapping[str, Any]:
-        return {"groups": {"k": len(state.models), "assignment": dict(sorted((state.members | state.joined).items()))}}
+        return {"groups": {"k": len(state.models), "assignment": dict(sorted({**state.members, **state.joined}.items()))}}
 
     def shelved(self, state: State) -> dict[str, int]:
         """What must stay on the shelf for ``state`` to be usable: name -> round."""

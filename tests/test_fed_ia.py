@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from client_app.personal import load_personal
 from models.patch_evidence import EvidenceConfig, kept_patches, overlap, patch_evidence, similarities
 from models.prompt_classifier import GLOBAL, LOCAL
 from models.split import ModelError
+from server_app.fusion_figures import fusion_section
+from server_app.summary import Findings
 from strategies.config import ConfigError
 from strategies.fed_ia import Config
 from strategies.global_prompt import Rate
@@ -67,6 +70,7 @@ def test_no_number_of_what_is_local_leaves_a_client(tmp_path: Path) -> None:
     sent = [data for pair in spy.seen for part in pair for _, data in tensor_bytes(part).values()]
     assert not any(needle in data for needle in needles for data in sent)
     told = {key for _, reply in spy.seen for key in reply.content.get("metrics", {})}
+    assert ran.summary["fusion"].keys() == {"gate_weight", "gate_spread", "patch_overlap"}
     assert {"gate-weight", "gate-spread"} <= told and all(record["gate_spread"].keys() == record["served"].keys() for record in ran.records)
 
 
@@ -321,7 +325,17 @@ def test_towers_that_do_not_fit_show_before_round_1(given: dict[str, Any], expec
     assert expected in str(refused.value)
 
 
-# --- what a client gets to see
+# --- what is reported, and what a client gets to see
+
+
+def test_the_report_states_gate_and_patches_by_client() -> None:
+    told = {"gate_weight": {"a": 0.5, "b": 0.7}, "gate_spread": {"a": 0.1, "b": 0.2}, "patch_overlap": {"a": 0.25}}
+    found = Findings({"fusion": told}, [], [], None)
+    text = fusion_section(found)
+    rows = [re.sub("<[^>]+>", "|", row) for row in re.findall("<tr>.*?</tr>", text, re.S)]
+    assert [re.findall(r"[^|\s]+", row) for row in rows[1:]] == [
+        ["mean", "0.600", "0.150", "25.0", "%"], ["a", "0.500", "0.100", "25.0", "%"], ["b", "0.700", "0.200", "–"]]
+    assert fusion_section(Findings({}, [], [], None)) == ""
 
 
 def test_pictures_show_kept_patches_and_stay_with_the_client(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +182,7 @@ def test_fedbabu_fine_tunes_at_the_end(part: str, tmp_path: Path) -> None:
 
 def test_fedavg_ft_without_fine_tuning_is_fedavg_and_with_it_trains_like_it(tmp_path: Path) -> None:
     plain = run(tmp_path / "a", "fedavg")
-    none = run(tmp_path / "b", "fedavg-ft", **{"fedavg-ft.tune-epochs": 0})
+    none = run(tmp_path / "b", "fedavg-ft", fedavg_ft__tune_epochs=0)
     tuned = run(tmp_path / "c", "fedavg-ft")
     assert none.served == plain.served and state_of(tuned, fedavg.State).head.keys() == {"weight", "bias"}
     for part in ("encoder", "head"):
@@ -273,7 +272,7 @@ def test_one_cluster_is_fedavg(tmp_path: Path) -> None:
 
 
 def test_cfl_splits_in_a_run_and_goes_on_in_two_halves(tmp_path: Path) -> None:
-    ran = run(tmp_path, "cfl", rounds=3, held_out=0.25, **{"cfl.eps1": 1e9, "cfl.eps2": 0.0, "cfl.split-after": 1})
+    ran = run(tmp_path, "cfl", rounds=3, held_out=0.25, cfl__eps1=1e9, cfl__eps2=0.0, cfl__split_after=1)
     state = state_of(ran, cfl.State)
     assert len(state.models) == 2 and set(state.members.values()) == {0, 1} and state.root.round == 2
     assert ran.summary["dropped"] == {} and all(ran.served.values())
@@ -282,7 +281,7 @@ def test_cfl_splits_in_a_run_and_goes_on_in_two_halves(tmp_path: Path) -> None:
 
 
 def test_pfedsim_keeps_heads_apart_after_its_warm_up(tmp_path: Path) -> None:
-    ran = run(tmp_path, "pfedsim", rounds=3, **{"pfedsim.warm-up": 0.34})
+    ran = run(tmp_path, "pfedsim", rounds=3, pfedsim__warm_up=0.34)
     heads = [personal(ran, index)["head"]["weight"] for index in range(4)]
     assert len({head.tobytes() for head in heads}) == 4
     encoders = [personal(ran, index)["encoder"]["stage1.conv.weight"] for index in range(4)]
@@ -458,8 +457,8 @@ def test_one_neighbour_with_all_the_weight_is_its_class() -> None:
 
 
 def test_no_weight_of_neighbours_is_fedavg(tmp_path: Path) -> None:
-    plain, none, mixed = (run(tmp_path / name, name.partition("_")[0], **own) for name, own in (
-        ("fedavg", {}), ("knn-per_0", {"knn-per.weight": 0.0}), ("knn-per_1", {"knn-per.weight": 1.0})))
+    plain = run(tmp_path / "plain", "fedavg")
+    none, mixed = (run(tmp_path / str(weight), "knn-per", knn_per__weight=weight) for weight in (0.0, 1.0))
     assert none.served == plain.served and mixed.served != plain.served
     assert state_of(mixed, fedavg.State).head["weight"].tobytes() == state_of(plain, fedavg.State).head["weight"].tobytes()
     images = digits_of(0)[0][24:]
@@ -494,11 +493,10 @@ def test_so_many_images_are_remembered_and_the_same_ones_every_time() -> None:
 
 @pytest.mark.parametrize("method", ["fedrep", "fedbabu", "fedavg-ft", "fedproto", "knn-per"])
 def test_taking_features_from_the_cache_changes_no_bit(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {"fedavg-ft.part": "head"} if method == "fedavg-ft" else {}
+    own: dict[str, Any] = {"fedavg_ft__part": "head"} if method == "fedavg-ft" else {}
     cached = run(tmp_path / "cached", method, **own)
     module = METHODS[method].learner_class().__module__
-    anew: Callable[..., Trainer] = lambda trainer, store, rnd: trainer  # noqa: E731
-    monkeypatch.setattr(f"{module}.reusing", anew)
+    monkeypatch.setattr(f"{module}.reusing", lambda trainer, store, rnd: trainer)
     assert run(tmp_path / "anew", method, **own).everything() == cached.everything()
     assert (tmp_path / "cached" / "clients" / "test" / "client-000" / "features").is_dir()
     assert not (tmp_path / "anew" / "clients" / "test" / "client-000" / "features").exists()

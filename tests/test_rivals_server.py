@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import math
@@ -23,7 +24,6 @@ from tests.naive import rivals as naive
 from tests.test_hdc_fl import DictShelf
 
 LAST = Round(4, 4, seed=0)
-EMPTY_HEAD = {"weight": np.zeros((0, 0), np.float32)}
 
 
 def whole(*numbers: float, mean: float = 0.0) -> dict[str, dict[str, np.ndarray]]:
@@ -391,7 +391,5 @@ def test_fedbn_says_when_there_is_nothing_to_personalise(caplog: pytest.LogCaptu
     ("knn_per", "scale", 0.0), ("knn_per", "capacity", -1),
 ])
 def test_what_cannot_be_is_refused(method: str, field: str, bad: Any) -> None:
-    import importlib
-
     with pytest.raises(ConfigError, match=f"{method.replace('_', '-')}.{field.replace('_', '-')} must be"):
         importlib.import_module(f"strategies.{method}").Config(**{field: bad})

@@ -61,6 +61,10 @@ class, a decoder of cached features gains {cached}, one of fresh features {fresh
 
 A decoder of fresh features turned on cached ones is an attacker who has nothing but the finished encoder. One who has other clients'
 caches as well trains a decoder of cached ones: that is the row to compare with the fresh one.
+
+No feature leaves its client: all this is about somebody who gets at a client's folder. What exact reuse keeps there is fresh and float32
+(in this run the features of the images kept for scoring; with a head phase or a cold start those of the training images too), so to such
+a person the fresh rows apply as well, unless the run is made with `fed-cache.reuse=false`.
 """
 MEAN, CLASS_MEAN = "mean image", "mean image of the class"
 

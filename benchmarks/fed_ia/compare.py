@@ -76,7 +76,7 @@ def run(job: Job, work: Path, results: Path, limit: int) -> dict[str, Any]:
         more = _afterwards(job, Path(folder, "run"), work, shots, limit)
     found = {"task": job.task, "shots": job.shots, "row": job.row, "seed": job.seed, "settings": dict(job.settings), "wall_seconds": wall,
              **{key: summary[key] for key in KEEP if key in summary}, "numbers_up": numbers_up(summary["bytes"]), **more,
-             **_figures(records), "held_out_mean": ((summary.get("held_out") or {}).get("tails_raw") or {}).get("mean"),
+             **_figures(summary), "held_out_mean": ((summary.get("held_out") or {}).get("tails_raw") or {}).get("mean"),
              "rounds": [_round(record) for record in records]}
     path.write_text(json.dumps(found, indent=1))
     plain, prior = (100 * found[key]["mean"] for key in ("served_raw", "served"))
@@ -115,10 +115,9 @@ def _round(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"round": record["round"], "seconds": record["seconds"], **{key: mean(record[key].values()) for key in keys if record.get(key)}}
 
 
-def _figures(records: list[dict[str, Any]]) -> dict[str, float]:
-    """FedIA's last figures about gate and patches, means over clients."""
-    last = {key: next((record[key] for record in reversed(records) if record.get(key)), None) for key in ("gate_spread", "patch_overlap")}
-    return {key: mean(values.values()) for key, values in last.items() if values}
+def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """FedIA's closing figures about gate and patches, means over clients."""
+    return {key: mean(values.values()) for key, values in (summary.get("fusion") or {}).items()}
 
 
 def numbers_up(moved: Mapping[str, Any]) -> float:

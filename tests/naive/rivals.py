@@ -40,7 +40,8 @@ def similarity_shares(heads: dict[str, np.ndarray], client: str) -> dict[str, fl
     """pFedSim's weights of encoders for one client, a class at a time."""
     weights = {}
     for name, head in heads.items():
-        cosines = [float(np.dot(a, b) / (np.linalg.norm(a) * np.linalg.norm(b))) for a, b in zip(heads[client], head, strict=True)]
+        rows = zip(heads[client].astype(np.float64), head.astype(np.float64), strict=True)
+        cosines = [float(np.dot(a, b) / (np.linalg.norm(a) * np.linalg.norm(b))) for a, b in rows]
         likeness = 0.9999 if name == client else min(0.9999, max(0.0, sum(cosines) / len(cosines)))
         weights[name] = -math.log(1 - likeness)
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}

@@ -123,7 +123,8 @@ def line(name: str, row: Row, found: dict[tuple[str, int], dict[str, Any]]) -> s
     ratios = [_ratio([(mine[key], other[key]) for mine, other in pairs]) for key in ("cpu_seconds", "wall_seconds")]
     sent = [_ratio([(_encoder_bytes(mine, way), _encoder_bytes(other, way)) for mine, other in pairs]) for way in ("up", "down")]
     silent = [_fairness(list(result["silent"].values())) for result in own.values() if result.get("silent")]
-    same = f"{sum(mine['models'] == other['models'] for mine, other in pairs)} of {len(pairs)}" if row.group == "exact reuse" and pairs else "-"
+    equal = sum(mine["models"] == other["models"] for mine, other in pairs)
+    same = f"{equal} of {len(pairs)}" if row.group == "exact reuse" and pairs else "-"
     served = f"{100 * mean(result['served']['mean'] for result in own.values()):.1f}"
     cells = [name, row.against or "-", str(len(own)), served, *changes, *shares, _share(passes), *ratios, *sent,
              ", ".join(silent) or "-", same]

@@ -41,8 +41,8 @@ def standardised(inputs: Tensor) -> Tensor:
     """Inputs (B, C, Q) with mean 0 and variance 1 over the classes of each image; 0 where they do not differ."""
     offset = inputs - inputs.mean(dim=1, keepdim=True)
     variance = offset.square().mean(dim=1, keepdim=True)
-    # added to the variance, not to its root, whose slope at 0 is infinite
-    return offset / (variance + _TINY**2).sqrt()
+    # the variance has a least value, not its root, whose slope at 0 is infinite; an ONNX exporter drops a sum with so small a number
+    return offset / variance.clamp(min=_TINY**2).sqrt()
 
 
 def mean_spread(weights: Tensor) -> float:

@@ -88,10 +88,17 @@ def transport_plan(cost: Tensor, transport: Transport) -> Tensor:
     kernel = torch.exp((cost.amin(dim=-2, keepdim=True) - cost).double() / transport.eps)  # 1 at each column's cheapest patch
     of_column = torch.ones_like(kernel[..., :1, :])  # (..., 1, I)
     of_row = torch.ones_like(kernel[..., :1])
+    traced = torch.compiler.is_compiling()
+    done = torch.zeros((), dtype=torch.bool, device=cost.device)
     for _ in range(transport.iterations):
-        before = of_column
-        of_row = (rows / (kernel * of_column).sum(dim=-1, keepdim=True)).clamp(max=1)
-        of_column = columns / (kernel * of_row).sum(dim=-2, keepdim=True)
-        if ((of_column - before).abs() <= transport.stop * of_column).all():
+        row = (rows / (kernel * of_column).sum(dim=-1, keepdim=True)).clamp(max=1)
+        column = columns / (kernel * row).sum(dim=-2, keepdim=True)
+        still = ((column - of_column).abs() <= transport.stop * column).all()
+        if traced:
+            # an exported program has no early end: it goes on, and keeps what it had when it was done
+            of_row, of_column, done = torch.where(done, of_row, row), torch.where(done, of_column, column), done | still
+            continue
+        of_row, of_column = row, column
+        if still:
             break
     return (of_row * kernel * of_column).to(cost.dtype)

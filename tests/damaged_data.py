@@ -207,7 +207,7 @@ KINDS = (
            ("WARN  few-samples", "BatchNorm", "WARN  unscored"), warned=("unscored",)),
     Damage("one-in-a-hundred", npz(x_train=noise(102), y_train=changed_at(np.zeros(102, int), 3, 1), x_test=noise(3, 1),
                                    y_test=np.zeros(3, int)), 0,
-           ("WARN  imbalance", "'kq-naevus': 1", "WARN  missing-classes", "kq-wart"), settings={"test-split": "official"}),
+           ("WARN  imbalance", "fewest: 1 'kq-naevus'", "WARN  missing-classes", "kq-wart"), settings={"test-split": "official"}),
     Damage("failing-loader", lambda folder: "tests.damaged_data:failing", 1, ("STOP  reading", "failed with DataError", CLASSES[0]),
            "the data loader failed with DataError"),
 )

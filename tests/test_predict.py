@@ -123,7 +123,7 @@ def test_the_file_is_put_in_place_once_it_is_whole(kept: Kept, pictures: tuple[P
                                                    capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "answers" / "a.csv"
     assert predict(kept, str(pictures[0]), "--out", str(out)) == 2
-    assert "cannot write" in capsys.readouterr().err
+    assert "--out must name a file in a folder that exists" in capsys.readouterr().err
     out.parent.mkdir()
     assert predict(kept, str(pictures[0]), "--out", str(out)) == 0
     assert capsys.readouterr().out == "" and len(rows_of(out.read_text(encoding="utf-8"))) == 8

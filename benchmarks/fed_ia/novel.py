@@ -20,12 +20,13 @@ def novel_accuracy(clients: Path, data: Path, features_dir: str) -> dict[str, fl
     from client_app.precomputed import Precomputed
 
     with np.load(data) as file:
-        images, labels, names = file["x_test"].transpose(0, 3, 1, 2), file["y_test"], file["class_names"].astype(str)
+        images, labels, names = file["x_test"].transpose(0, 3, 1, 2), file["y_test"], tuple(file["class_names"].astype(str))
     found: dict[str, float] = {}
     model = ready = None
     for folder in sorted(path for path in clients.iterdir() if (path / "personal.safetensors").is_file()):
         personal = load_personal(folder)
-        if personal.facts.method in ("zero-shot", "local-logistic"):
+        plain = personal.facts.method == "zero-shot" and bool(personal.kept["local"]["present"].all())
+        if personal.facts.method == "local-logistic" or (personal.facts.method == "zero-shot" and not plain):
             return {}
         settings = personal.facts.parsed
         if model is None:
@@ -33,7 +34,7 @@ def novel_accuracy(clients: Path, data: Path, features_dir: str) -> dict[str, fl
             source = Source(model.image, model.patch_source)
             ready = Precomputed.open(Path(features_dir), tower_version(source, LoopSettings.from_config(settings.run)), True)
         net = model.fresh(names)
-        for part in net.parts:
+        for part in () if plain else net.parts:
             net.load(part, personal.kept[part])
         load_experts(net, personal.kept)
         found[folder.name] = _accuracy(net, ready, images, labels)

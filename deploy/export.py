@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -28,6 +27,7 @@ import numpy as np
 from deploy.client_models import add_arguments, open_model
 from deploy.export_formats import FORMATS, described, samples
 from deploy.launch import output_file
+from server_app.durable import replacing
 from strategies.config import ConfigError
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def export(personal: Personal, kind: str, out: Path) -> float:
         If the exporter fails, or what was written says something else; ``out`` is as it was then.
     """
     form = FORMATS[kind]
-    part = out.with_name(f".{out.name}.part")
-    try:
+    with replacing(out, durable=False) as part:
         try:
             part.write_bytes(form.write(personal, json.dumps(described(personal, form.bare))))
             apart, largest = _compared(personal, lambda images: form.logits(part, images))
@@ -89,9 +88,6 @@ def export(personal: Personal, kind: str, out: Path) -> float:
         if not apart <= form.tolerance * max(1.0, largest):
             raise ExportError(f"what was written as {kind} differs from the model by {apart:.2g} in logits of up to {largest:.2g}; "
                               "use another format")
-        os.replace(part, out)
-    finally:
-        part.unlink(missing_ok=True)
     return apart
 
 

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
 from deploy.client_models import add_arguments, open_model
 from deploy.launch import output_file
+from server_app.durable import replacing
 from strategies.config import ConfigError
 
 if TYPE_CHECKING:
@@ -125,13 +125,9 @@ def _written(out: str) -> Iterator[TextIO]:
         yield sys.stdout
         return
     path = output_file(out)
-    part = path.with_name(f".{path.name}.part")
     try:
         # a file's name need not be text
-        with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with replacing(path, durable=False) as part, part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             yield file
-        Path.replace(part, path)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        part.unlink(missing_ok=True)

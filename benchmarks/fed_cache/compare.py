@@ -5,7 +5,7 @@
 Every run is a process of its own that measures itself after its imports: wall time and CPU time of the whole run, all clients
 in one process. It leaves one JSON in ``results/``; what is there is not run again. Rows that are not main run for the first three
 seeds. The table states differences of the served mean at the closing evaluation, paired by seed, with 95 % t-intervals, for
-BatchNorm recomputed and raw.
+BatchNorm recomputed and raw. Ratios of times are of pairs that ran on one kind of machine.
 """
 
 from __future__ import annotations
@@ -55,9 +55,19 @@ def measure(name: str, seed: int, data: Path, changed: dict[str, Any]) -> dict[s
             digest.update(_tensors(path))
     keep = ("served", "served_raw", "bytes", "cache", "held_out", "clusters", "split_hash", "dropped", "versions")
     return {"row": name, "seed": seed, "settings": {k: v for k, v in config.items() if k not in ("dataset", "out", "state-dir")},
-            "cpu_seconds": cpu, "wall_seconds": wall, "models": digest.hexdigest(), **{key: summary[key] for key in keep if key in summary},
+            "machine": machine(), "cpu_seconds": cpu, "wall_seconds": wall, "models": digest.hexdigest(),
+            **{key: summary[key] for key in keep if key in summary},
             "silent": ((records[-1].get("diagnostics") or {}).get("cache") or {}).get("silent"),
             "rounds": [_round(record) for record in records]}
+
+
+def machine() -> str:
+    """A name for this kind of processor and its number of cores: times are only compared where it is the same."""
+    from platform import machine as kind
+
+    told = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model name", "flags", "Features"))] \
+        if Path("/proc/cpuinfo").exists() else [kind()]
+    return f"{hashlib.sha256(' '.join(dict.fromkeys(told)).encode()).hexdigest()[:8]}, {os.cpu_count()} cores"
 
 
 def _round(record: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +130,8 @@ def line(name: str, row: Row, found: dict[tuple[str, int], dict[str, Any]]) -> s
     caches = [result.get("cache") or {} for result in own.values()]
     shares = [_share([c[key] for c in caches if key in c]) for key in ("avoided_training", "avoided_last_quarter")]
     passes = [c["forwards_avoided"] / max(1, c["forwards"] + c["forwards_avoided"]) for c in caches if "forwards" in c]
-    ratios = [_ratio([(mine[key], other[key]) for mine, other in pairs]) for key in ("cpu_seconds", "wall_seconds")]
+    timed = [(mine, other) for mine, other in pairs if mine.get("machine") == other.get("machine")]
+    ratios = [_ratio([(mine[key], other[key]) for mine, other in timed]) for key in ("cpu_seconds", "wall_seconds")]
     sent = [_ratio([(_encoder_bytes(mine, way), _encoder_bytes(other, way)) for mine, other in pairs]) for way in ("up", "down")]
     silent = [_fairness(list(result["silent"].values())) for result in own.values() if result.get("silent")]
     equal = sum(mine["models"] == other["models"] for mine, other in pairs)

@@ -148,7 +148,8 @@ def planned(tasks: list[str], shots: str, methods: list[str], ablations: bool, s
     found = []
     for seed in seeds:
         for task in tasks:
-            tuned, base = rates.get(f"{task}, {shots}", {}), {**PROTOCOL, **_task(task)}
+            # a task without a search of its own takes what another task's gave
+            tuned, base = rates.get(f"{task}, {shots}") or next(iter(rates.values()), {}), {**PROTOCOL, **_task(task)}
             found += [Job(task, shots, name, seed, {**base, **METHODS[name].settings, **tuned.get(name, {}), **changed, "seed": seed})
                       for name in methods]
             if ablations and task == tasks[0]:

@@ -1,7 +1,7 @@
 """The benchmark's data sets as ``.npz`` files, and their image features, each made once.
 
 ``DATA[-few].npz`` is what results are from; ``DATA-tune[-few].npz`` shares no image with it, and settings are chosen there. Few-shot files
-have 16 training images a class, of PACS a class and client. Features go to ``features/`` beside them.
+have 16 training images a class, of PACS a class and client; those for tuning half as many. Features go to ``features/`` beside them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-TINY_CLASSES = 100
+TINY_CLASSES = 40
+PACS_TESTS = 0.7  # as in TASKS
 # images a class for training and testing
-CIFAR, TINY = (200, 250), (100, 30)
+CIFAR, TINY = (200, 250), (100, 50)
 
 
 def pacs(source: Path, part: int, shots: int) -> Arrays:
@@ -25,8 +26,8 @@ def pacs(source: Path, part: int, shots: int) -> Arrays:
         labels, domains, names = file["labels"], file["domains"], file["domain_names"].astype(str)
         mine = np.random.default_rng(0).permutation(len(labels))
         mine = mine[len(mine) // 3:] if part == 0 else mine[: len(mine) // 3]
-        # two clients a domain hold 40 % out: of 54 images a class two clients have 16 each to train with
-        rows = np.sort(mine) if not shots else _each(mine, labels * len(names) + domains, round(2 * shots / 0.6))
+        # two clients a domain: of 107 images a class, they have 16 each to train with
+        rows = np.sort(mine) if not shots else _each(mine, labels * len(names) + domains, round(2 * shots / (1 - PACS_TESTS)))
         chosen = names[domains[rows]]
         return {"x_train": decoded(file["blob"], file["offsets"], rows), "y_train": labels[rows], "class_names": file["class_names"],
                 "domain": chosen}
@@ -76,7 +77,7 @@ def with_classes(arrays: Arrays, classes: range) -> Arrays:
 def part_of(source: Path, data: str, part: int, shots: int) -> Arrays:
     """A data set by its name: ``pacs``, ``pacs-no-sketch``, ``pacs-only-sketch``, ``tiny32-base`` (the first half of its classes), ..."""
     name, _, rest = data.partition("-")
-    arrays, (kind, _, domain) = MAKERS[name](source, part, shots), rest.partition("-")
+    arrays, (kind, _, domain) = MAKERS[name](source, part, shots // (1 + part)), rest.partition("-")
     match kind:
         case "no":
             return with_domain(arrays, lambda domains: domains != domain)

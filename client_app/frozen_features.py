@@ -6,6 +6,7 @@ backbone's weights, the precision, the device and the image size.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,8 @@ class FrozenFeatures:
             raise TrainingDiverged("the backbone gives features that are no finite numbers; look at the images")
         place_model(self.model, self.settings)
         seed = derive_seed(rnd.seed, self.site, rnd.number, "fit")
-        loss = descend(Sgd(self.model.head, self.settings), x, y, batch_sizes(len(y), self.settings.batch), self.settings.epochs, seed)
+        step = Sgd(self.model.head, replace(self.settings, compile=False))  # a single product is not worth a compilation
+        loss = descend(step, x, y, batch_sizes(len(y), self.settings.batch), self.settings.epochs, seed)
         if not is_finite(self.model.head):
             raise TrainingDiverged("a weight became non-finite in training; lower lr")
         return {"loss": loss}

@@ -9,11 +9,13 @@ on the features it will see.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from client_app.device_data import in_order
 from client_app.loop import (
     FitStats,
     LoopSettings,
@@ -22,7 +24,6 @@ from client_app.loop import (
     batch_sizes,
     check_labels,
     descend,
-    inputs,
     is_finite,
     place,
     precision,
@@ -42,9 +43,9 @@ def encode(model: SplitModel, images: np.ndarray, settings: LoopSettings) -> np.
     model.encoder.eval()
     chunks = np.split(images, range(settings.score_batch, len(images), settings.score_batch))
     with torch.inference_mode(), precision(settings):
-        features = [model.encoder(inputs(chunk, settings)).float().cpu().numpy() for chunk in chunks]
+        features = [model.encoder(chunk).float() for chunk in in_order(chunks, settings)]
     model.encoder.train(was_training)
-    return np.concatenate(features)
+    return torch.cat(features).cpu().numpy()
 
 
 def fit_head(model: SplitModel, features: np.ndarray | Callable[[], np.ndarray], labels: np.ndarray, settings: LoopSettings, seed: int,
@@ -67,7 +68,8 @@ def fit_head(model: SplitModel, features: np.ndarray | Callable[[], np.ndarray],
 
     sizes = batch_sizes(len(labels), settings.batch)
     x = (lambda: on_device(features())) if callable(features) else on_device(features)
-    loss = descend(Sgd(model.head, settings), x, y, sizes, epochs, seed)
+    # compiling a single product is not worth a compilation
+    loss = descend(Sgd(model.head, replace(settings, compile=False)), x, y, sizes, epochs, seed)
     return FitStats(loss, epochs * len(sizes), is_finite(model.head))
 
 

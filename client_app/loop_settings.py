@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from strategies.config import BN_RULES, RunConfig, choice, require
+from strategies.config import BN_RULES, GPU_KERNELS, TF32, RunConfig, choice, require
 
 
 class DeviceError(RuntimeError):
@@ -28,6 +28,7 @@ class LoopSettings:
     bn : the rule for BatchNorm statistics; read by learners, not by this loop.
     device : ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
     precision : ``float32`` or ``bf16``.
+    tf32, gpu_kernels, resident_share, compile : as in ``RunConfig``; see ``client_app.device``, ``device_data`` and ``compiled``.
     channels_last : memory order of images and weights; 1.05 to 1.7 times faster here. On a CPU, models with
         convolutions of fewer than 8 channels stay as they are.
     threads : CPU threads of torch in this process.
@@ -42,6 +43,10 @@ class LoopSettings:
     bn: str = "recompute"
     device: str = "auto"
     precision: str = "float32"
+    tf32: str = "convolutions"
+    gpu_kernels: str = "heuristic"
+    resident_share: float = 0.25
+    compile: bool = False
     channels_last: bool = False
     threads: int = 1
     score_batch: int = 256
@@ -56,6 +61,9 @@ class LoopSettings:
         require(decay >= 0 and math.isfinite(decay), "weight-decay", "0 or more", decay)
         choice("bn", BN_RULES, self.bn)
         choice("precision", ("float32", "bf16"), self.precision)
+        choice("tf32", TF32, self.tf32)
+        choice("gpu-kernels", GPU_KERNELS, self.gpu_kernels)
+        require(0 <= self.resident_share <= 1, "resident-share", "between 0 and 1", self.resident_share)
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
         require(bool(known), "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
 

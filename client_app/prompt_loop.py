@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.optim.sgd import sgd
 
+from client_app.compiled import loss_function
+from client_app.device import switches
+from client_app.device_data import raw_for_training, uploaded
 from client_app.loop import FitStats, TrainingDiverged, array_on_device, batch_sizes, check_labels, descend, threads
 from client_app.loop_settings import LoopSettings
 from models.backbones import prepare
@@ -37,7 +39,7 @@ class RatedSgd:
 
     def __init__(self, model: PromptedViT, settings: LoopSettings, rates: Mapping[str, float],
                  directions: Mapping[str, Direction] | None = None) -> None:
-        self.model, self.directions = model, dict(directions or {})
+        self.model, self.directions, self.loss = model, dict(directions or {}), loss_function(settings)
         kinds = model.trainable()
         self.kinds = {kind: kinds[kind] for kind in rates if kind in kinds}
         self.momentum: dict[str, list[Tensor | None]] = {kind: [None] * len(held) for kind, held in self.kinds.items()}
@@ -47,7 +49,7 @@ class RatedSgd:
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Step on images (B, channels, height, width), as the data have them, and labels (B,); the mean loss before the step."""
-        loss = cross_entropy(self.model(prepare(images, self.model.vit)), labels)
+        loss = self.loss(self.model, prepare(images, self.model.vit), labels)
         self.step(loss)
         return loss.detach()
 
@@ -72,7 +74,7 @@ def fit_prompts(model: PromptedViT, images: np.ndarray, labels: np.ndarray, sett
     Raises ``TrainingDiverged`` if the loss of an epoch is not finite, ``ValueError`` for unusable labels.
     """
     check_labels(images, labels, model.head.out_features)
-    x, y = array_on_device(images, settings), array_on_device(labels.astype(np.int64, copy=False), settings)
+    x, y = raw_for_training(images, settings), array_on_device(labels.astype(np.int64, copy=False), settings)
     sizes = batch_sizes(len(labels), settings.batch)
     model.train()
     loss = descend(RatedSgd(model, settings, rates, directions), x, y, sizes, settings.epochs, seed)
@@ -120,6 +122,7 @@ def class_means(model: PromptedViT, images: np.ndarray, labels: np.ndarray, sett
 def place_model(model: nn.Module, settings: LoopSettings) -> None:
     """Put ``model`` on the device."""
     threads(settings)
+    switches(settings)
     model.to(settings.torch_device)
 
 
@@ -139,5 +142,5 @@ def _forward(model: PromptedViT, call: Callable[[Tensor], Tensor], images: np.nd
     place_model(model, settings)
     model.eval()
     with torch.inference_mode():
-        found = [call(prepare(array_on_device(part, settings), model.vit)).float().cpu().numpy() for part in chunks(images, settings)]
-    return np.concatenate(found) if found else np.zeros(empty, np.float32)
+        found = [call(prepare(part, model.vit)).float() for part in uploaded(chunks(images, settings), settings)]
+    return torch.cat(found).cpu().numpy() if found else np.zeros(empty, np.float32)

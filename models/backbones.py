@@ -19,6 +19,7 @@ timm costs seconds to import, so only the functions that need it import it.
 from __future__ import annotations
 
 import difflib
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +101,20 @@ def prepare(images: Tensor, vit: VisionTransformer) -> Tensor:
         pixels = interpolate(pixels, side, mode="bicubic", antialias=True)
         pixels = pixels.clamp(0, 1) if images.dtype == torch.uint8 else pixels  # bicubic overshoots
     if images.dtype == torch.uint8:
-        mean, std = (torch.tensor(numbers, device=pixels.device)[:, None, None] for numbers in normalisation(vit))
+        mean, std = (_constant(numbers, pixels.device)[:, None, None] for numbers in normalisation(vit))
         pixels = (pixels - mean) / std
     return pixels.expand(-1, 3, -1, -1)
+
+
+def _constant(numbers: Triple, device: torch.device) -> Tensor:
+    # sending numbers to a GPU waits for it, so there they are kept; not on a CPU, where an export may be tracing
+    return _kept(numbers, device) if device.type == "cuda" else torch.tensor(numbers, device=device)
+
+
+@cache
+def _kept(numbers: Triple, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # whoever asks first may score, the next one train
+        return torch.tensor(numbers, device=device)
 
 
 def expected_files(name: str) -> tuple[str, ...]:

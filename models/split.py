@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.flat_copy import fetch, send
+
 PARTS = ("encoder", "head")
 SMALLEST_SIDE = 4
 
@@ -72,7 +74,10 @@ class SplitModel(nn.Module):
 
         A view of the live weights where they lie on the CPU: whoever keeps one across training copies it.
         """
-        return {name: _as_numpy(tensor) for name, tensor in self._floating(part).items()}
+        own = self._floating(part)
+        if _on_cpu(own):
+            return {name: _as_numpy(tensor) for name, tensor in own.items()}
+        return fetch(own)
 
     def load(self, part: str, tensors: Mapping[str, np.ndarray]) -> None:
         """Copy ``tensors`` into ``part``, all or nothing; the arrays may be read-only.
@@ -81,18 +86,22 @@ class SplitModel(nn.Module):
         """
         own = self._floating(part)
         _check_tensors(part, own, tensors)
+        if not _on_cpu(own):
+            send(tensors, own)
+            return
         for name, target in own.items():
-            if target.device.type == "cpu":
-                # through numpy, because torch warns about (and so forbids) a view of a read-only array
-                np.copyto(target.numpy(), tensors[name])
-            else:
-                target.copy_(torch.tensor(tensors[name]))
+            # through numpy, because torch warns about (and so forbids) a view of a read-only array
+            np.copyto(target.numpy(), tensors[name])
 
     def _floating(self, part: str) -> dict[str, Tensor]:
         if part not in PARTS:
             raise ModelError(f"a model's part must be one of {', '.join(PARTS)}; got {part!r}")
         state = getattr(self, part).state_dict()
         return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors.values())
 
 
 def _as_numpy(tensor: Tensor) -> np.ndarray:

@@ -47,6 +47,9 @@ class Learner(Protocol):
 
     A class whose model is no ``SplitModel`` also names its ``trainer_class``, which takes what ``Trainer`` takes, and offers
     ``personal_module(kept, facts) -> nn.Module``, a static method, which ``client_app.personal`` rebuilds the model with.
+
+    A class whose clients can be trained as a cohort says so with ``stacks(config) -> bool``, a static method: with these settings of
+    the method, the local training goes through ``loop.fit`` with plain steps, so that clients meet there (``client_app.cohort``).
     """
 
     @property
@@ -138,6 +141,11 @@ class Trainer:
         facts = facts_of(self.made_by, data, store.site, rnd, metrics.get("served")).to_json() if self.made_by else None
         store.export(PERSONAL, {**{part: self.model.tensors(part) for part in PARTS}, **(beside() if beside else {})}, facts)
         return Reply(metrics=metrics)
+
+    def score_with(self, encoder: Tensors, head: Tensors, data: ClientData, label: str) -> dict[str, float]:
+        """Test accuracy of ``encoder`` with ``head``, as ``_scores`` gives it."""
+        self._load(encoder, head)
+        return self._scores(data, label)
 
     def training_loss(self, encoder: Tensors, head: Tensors, data: ClientData) -> float:
         """Mean loss on the client's own training samples, in eval mode, without training."""

@@ -10,7 +10,8 @@ choices:
 - Only parameters that ask for a gradient are trained; freeze a part with ``requires_grad_(False)``.
 - BatchNorm re-computation averages the statistics of near-equal chunks, as torch's ``update_bn`` does; with
   at most ``score_batch`` images that is the exact statistic. It uses neither label nor gradient.
-- ``bf16`` is autocast with float32 weights and statistics; on a GPU, ``float32`` lets convolutions use TF32.
+- ``bf16`` is autocast with float32 weights and statistics. What a GPU does beside is in ``client_app.device``, ``device_data`` and
+  ``compiled``. Within an epoch nothing waits for it.
 
 Errors carry no data value, no label and no number of samples.
 """
@@ -30,12 +31,16 @@ from torch.nn.functional import cross_entropy
 from torch.optim.sgd import sgd
 from torch.optim.swa_utils import update_bn
 
+from client_app.cohort import Fit, seated
+from client_app.compiled import loss_function
+from client_app.device import switches
+from client_app.device_data import Streamed, array_on_device, batches, for_training, in_order, inputs, normalised
 from client_app.loop_settings import DeviceError, LoopSettings, resolve_device
 from models.split import SplitModel, batchnorms, has_batchnorm
 
 __all__ = ["DeviceError", "FitStats", "LoopSettings", "Sgd", "TrainingDiverged", "array_on_device", "batch_sizes", "check_labels",
-           "descend", "fit", "inputs", "is_finite", "mean_loss", "normalised", "place", "precision", "recompute_batchnorm",
-           "resolve_device", "score", "threads"]
+           "descend", "diverged", "fit", "inputs", "is_finite", "mean_loss", "normalised", "place", "precision", "recompute_batchnorm",
+           "resolve_device", "score", "threads", "train_mode"]
 
 
 FEWEST_CHANNELS_LAST = 8
@@ -67,46 +72,28 @@ def threads(settings: LoopSettings) -> None:
         torch.set_num_threads(settings.threads)
 
 
-def inputs(images: np.ndarray, settings: LoopSettings) -> Tensor:
-    """Images (B, channels, height, width) as the model takes them, float32, on the device.
-
-    uint8 becomes ``(x / 255 - 0.5) / 0.25``; float32 stays as it is, and on a CPU shares its memory.
-    """
-    if images.ndim != 4 or str(images.dtype) not in ("uint8", "float32"):
-        raise ValueError(
-            "images must be uint8 or float32 of shape (samples, channels, height, width), "
-            f"got {images.dtype} with {images.ndim} axes. Convert them in the data loader"
-        )
-    tensor = array_on_device(images, settings)
-    if tensor.dtype == torch.uint8:
-        tensor = normalised(tensor)
-    return tensor
-
-
-def normalised(pixels: Tensor) -> Tensor:
-    """``(x / 255 - 0.5) / 0.25`` in float32, of uint8 pixels of any shape."""
-    return pixels.to(torch.float32).div_(255).sub_(0.5).div_(0.25)
-
-
 def fit(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings, seed: int,
         step: Callable[[SplitModel, LoopSettings], Callable[[Tensor, Tensor], Tensor]] | None = None) -> FitStats:
     """Train ``model`` in place on images (n, channels, height, width) with labels (n,), n of 1 or more.
 
     The same weights, data, settings and ``seed`` give the same bits on one machine's CPU. ``step`` makes what stands in for `Sgd`.
+    Where this client is one of a cohort, plain steps are made with the others', with the same numbers up to rounding.
 
     Raises ``TrainingDiverged`` if the loss of an epoch is not finite, ``ValueError`` for unusable data.
     """
     check_labels(images, labels, model.head.out_features)
+    if step is None and (seat := seated()):
+        return seat.meet(Fit(model, images, labels, settings, seed))
     place(model, settings)
-    x, y = inputs(images, settings), _labels(labels, settings)
+    x, y = for_training(images, settings), _labels(labels, settings)
     sizes = batch_sizes(len(labels), settings.batch)
-    _train_mode(model, batchnorm=sizes[0] > 1)
+    train_mode(model, batchnorm=sizes[0] > 1)
     loss = descend((step or Sgd)(model, settings), x, y, sizes, settings.epochs, seed)
     return FitStats(loss, settings.epochs * len(sizes), is_finite(model))
 
 
-def descend(step: Callable[[Tensor, Tensor], Tensor], x: Tensor | Callable[[], Tensor], y: Tensor, sizes: list[int], epochs: int,
-            seed: int) -> float:
+def descend(step: Callable[[Tensor, Tensor], Tensor], x: Tensor | Streamed | Callable[[], Tensor], y: Tensor, sizes: list[int],
+            epochs: int, seed: int) -> float:
     """Epochs of ``step`` over x (n, ...) and y (n,) in a seeded order, ``sizes`` samples a step; the last epoch's mean loss.
 
     ``x`` may be a function that gives it anew for every epoch.
@@ -118,12 +105,18 @@ def descend(step: Callable[[Tensor, Tensor], Tensor], x: Tensor | Callable[[], T
     for epoch in range(1, epochs + 1):
         now = x() if callable(x) else x
         total = torch.zeros((), device=y.device)
-        for j in torch.split(torch.randperm(len(y), generator=order).to(y.device), sizes):
-            total += step(now[j], y[j]) * len(j)
+        rows = torch.randperm(len(y), generator=order)
+        for images, labels in zip(batches(now, rows, sizes), batches(y, rows, sizes), strict=True):
+            total += step(images, labels) * len(labels)
         loss = float(total) / len(y)  # the only wait for the device in an epoch
         if not math.isfinite(loss):
-            raise TrainingDiverged(f"training loss became non-finite in epoch {epoch}; lower lr")
+            raise diverged(epoch)
     return loss
+
+
+def diverged(epoch: int) -> TrainingDiverged:
+    """What a client says whose loss became NaN or infinite in ``epoch``, counted from 1."""
+    return TrainingDiverged(f"training loss became non-finite in epoch {epoch}; lower lr")
 
 
 def score(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings) -> float | None:
@@ -131,13 +124,13 @@ def score(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: L
     if len(labels) == 0:
         return None
     pairs = _in_eval_mode(model, images, labels, settings)
-    return sum(int((logits.argmax(1) == y).sum()) for logits, y in pairs) / len(labels)
+    return int(torch.stack([(logits.argmax(1) == y).sum() for logits, y in pairs]).sum()) / len(labels)
 
 
 def mean_loss(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings) -> float:
     """Mean cross-entropy in eval mode on images (n, channels, height, width), labels (n,), n of 1 or more."""
     pairs = _in_eval_mode(model, images, labels, settings)
-    return sum(float(cross_entropy(logits, y, reduction="sum")) for logits, y in pairs) / len(labels)
+    return sum(torch.stack([cross_entropy(logits, y, reduction="sum") for logits, y in pairs]).tolist()) / len(labels)
 
 
 def recompute_batchnorm(encoder: nn.Module, images: np.ndarray, settings: LoopSettings) -> bool:
@@ -153,7 +146,7 @@ def recompute_batchnorm(encoder: nn.Module, images: np.ndarray, settings: LoopSe
     # a chunk of one image has no variance where a late layer sees a single pixel
     chunks = np.array_split(images, min(math.ceil(n / settings.score_batch), n // 2))
     with precision(settings):
-        update_bn((inputs(chunk, settings) for chunk in chunks), encoder)
+        update_bn(in_order(chunks, settings), encoder)
     return True
 
 
@@ -180,7 +173,7 @@ class Sgd:
     """
 
     def __init__(self, model: nn.Module, settings: LoopSettings) -> None:
-        self.model, self.settings = model, settings
+        self.model, self.settings, self.loss = model, settings, loss_function(settings)
         self.weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.momentum: list[Tensor | None] = [None] * len(self.weights)
         rates = {"lr": settings.lr, "momentum": settings.momentum, "weight_decay": settings.weight_decay}
@@ -189,7 +182,7 @@ class Sgd:
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Step on images (B, channels, height, width) and labels (B,); the mean loss before the step."""
         with precision(self.settings):
-            loss = cross_entropy(self.model(images), labels)
+            loss = self.loss(self.model, images, labels)
         self.apply(list(torch.autograd.grad(loss, self.weights)))
         return loss.detach()
 
@@ -209,7 +202,7 @@ def _in_eval_mode(
     model.eval()
     cuts = range(settings.score_batch, len(labels), settings.score_batch)
     with torch.inference_mode(), precision(settings):
-        logits = [model(inputs(chunk, settings)).float() for chunk in np.split(images, cuts)]
+        logits = [model(chunk).float() for chunk in in_order(np.split(images, cuts), settings)]
     model.train(was_training)
     return list(zip(logits, torch.split(_labels(labels, settings), settings.score_batch), strict=True))
 
@@ -217,6 +210,7 @@ def _in_eval_mode(
 def place(model: nn.Module, settings: LoopSettings) -> None:
     """Put ``model`` on the device, in the memory order the settings ask for."""
     threads(settings)
+    switches(settings)
     model.to(settings.torch_device)
     if _channels_last(model, settings):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -235,18 +229,12 @@ def precision(settings: LoopSettings) -> AbstractContextManager[object]:
     return torch.autocast(settings.torch_device.type, dtype=torch.bfloat16)
 
 
-def array_on_device(array: np.ndarray, settings: LoopSettings) -> Tensor:
-    """``array`` as a tensor on the device; on a CPU it shares the array's memory where torch lets it."""
-    # torch warns about a view of a read-only array (a memory-mapped data set), so that one is copied
-    tensor = torch.as_tensor(array if array.flags.writeable else array.copy())
-    return tensor.to(settings.torch_device)
-
-
 def _labels(labels: np.ndarray, settings: LoopSettings) -> Tensor:
     return array_on_device(labels.astype(np.int64, copy=False), settings)
 
 
-def _train_mode(model: nn.Module, batchnorm: bool) -> None:
+def train_mode(model: nn.Module, batchnorm: bool) -> None:
+    """Put ``model`` in training mode, its BatchNorm layers only if ``batchnorm``."""
     model.train()
     for layer in batchnorms(model):
         layer.train(batchnorm)

@@ -13,6 +13,7 @@ from typing import Any
 
 from flwr.app import Context
 
+from client_app.cohort import seated
 from client_app.data import open_data
 from client_app.data.client_data import ClientData
 from client_app.learner import Learner, Trainer
@@ -33,7 +34,7 @@ class Session:
 
     def store(self) -> LocalStore:
         """The client's local state; use it as a context manager, which holds its lock."""
-        return LocalStore(self.node.state_dir, self.settings.run.run_id or "run", self.node.name)
+        return LocalStore(self.node.state_dir, self.settings.run.run_id or "run", self.node.name, durable=not self.node.simulated)
 
 
 def open_session(context: Context) -> Session:
@@ -43,7 +44,7 @@ def open_session(context: Context) -> Session:
     if node.device:
         settings = replace(settings, run=replace(settings.run, device=node.device))
     data = open_data(settings.run, node)
-    return Session(settings, node, data, _learner(settings, len(data.classes), data.input_shape))
+    return Session(settings, node, data, _learner_here(settings, len(data.classes), data.input_shape))
 
 
 @lru_cache(maxsize=8)
@@ -51,8 +52,23 @@ def _settings(items: tuple[tuple[str, Any], ...]) -> Settings:
     return parse_run_config(dict(items))
 
 
+def _learner_here(settings: Settings, classes: int, in_shape: tuple[int, int, int]) -> Learner:
+    """The run's learner; a client that waits for others while it is answered has one that none of those uses."""
+    if seat := seated():
+        return seat.keep((settings, classes, in_shape), lambda: _made(settings, classes, in_shape))
+    return _learner(settings, classes, in_shape)
+
+
 @lru_cache(maxsize=2)
 def _learner(settings: Settings, classes: int, in_shape: tuple[int, int, int]) -> Learner:
+    if settings.run.cohort > 1:
+        from client_app.cohort_check import check_cohort
+
+        check_cohort(settings, classes, in_shape)
+    return _made(settings, classes, in_shape)
+
+
+def _made(settings: Settings, classes: int, in_shape: tuple[int, int, int]) -> Learner:
     run = settings.run
     loop = LoopSettings.from_config(run)
     threads(loop)

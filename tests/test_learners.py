@@ -17,9 +17,10 @@ from client_app.loop import FitStats, LoopSettings, TrainingDiverged, fit, recom
 from models import SplitModel, build_model
 from strategies.config import RunConfig
 from strategies.registry import METHODS, SPLIT_MODEL
+from strategies.scalars import COMMON_METRICS
 from strategies.seeds import derive_seed
 from strategies.types import Round, Slots
-from strategies.wire import COMMON_METRICS, pack, unpack
+from strategies.wire import pack, unpack
 from tests.running import TRAIN, client_of, digits_of, slot_of
 
 SETTINGS = LoopSettings(epochs=3, batch=8, lr=0.1, device="cpu")

@@ -17,6 +17,11 @@ class FedPerLearner:
     def __init__(self, trainer: Trainer, config: Config) -> None:
         self.trainer = trainer
 
+    @staticmethod
+    def stacks(config: Config) -> bool:
+        """Whether several clients can be trained at once: a round is one plain fit."""
+        return True
+
     @property
     def parts(self) -> Mapping[str, Layout]:
         return self.trainer.parts

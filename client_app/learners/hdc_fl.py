@@ -29,6 +29,11 @@ class HdcLearner:
         self.trainer = trainer
         self.config = config
 
+    @staticmethod
+    def stacks(config: Config) -> bool:
+        """Whether several clients can be trained at once: not where a cache of features decides what a step trains."""
+        return not config.feature_cache
+
     @property
     def parts(self) -> Mapping[str, Layout]:
         return self.trainer.parts

@@ -20,6 +20,11 @@ class IfcaLearner:
     def __init__(self, trainer: Trainer, config: Config) -> None:
         self.trainer, self.config = trainer, config
 
+    @staticmethod
+    def stacks(config: Config) -> bool:
+        """Whether several clients can be trained at once: a round is one plain fit."""
+        return True
+
     @property
     def parts(self) -> Mapping[str, Layout]:
         return self.trainer.parts

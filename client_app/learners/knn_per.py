@@ -34,6 +34,11 @@ class KnnPerLearner(FedAvgLearner):
         self.model = neighbour_model(trainer.model, config)
         self.trainer = replace(trainer, model=self.model)
 
+    @staticmethod
+    def stacks(config: Config) -> bool:
+        """Not at once: what a client's model remembers is as large as its data."""
+        return False
+
     def train(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
         trainer = self._answering(data, store, rnd)
         return Reply(*trainer.train(inbound["encoder"], inbound["head"], data, store, rnd))

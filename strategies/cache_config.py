@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from strategies.config import choice, dashed, require
+from strategies.contract import Slot, Wire
 from strategies.fedavg import WIRE as FEDAVG
 from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD
-from strategies.wire import COMMON_METRICS, TOTALS, Slot, Wire
+from strategies.scalars import COMMON_METRICS, TOTALS
 
 # Scalars that a client with a feature cache may send beside those of every method: shares of its training samples by route and
 # mean weight of cached features in blends, rounded; and totals, which tell how many samples it has.
@@ -47,12 +48,12 @@ class Config:
     Attributes
     ----------
     heads : ``private`` (over FedPer) or ``shared`` (over FedAvg).
-    routes : approximate reuse while the encoder trains: ``off``, by the head's ``confidence``, or ``random`` (a control, which
-        takes the share ``hit_share`` of all samples that have an entry).
+    routes, hit_share : approximate reuse while the encoder trains: ``off``, by the head's ``confidence``, or ``random`` (a control,
+        which takes the share ``hit_share`` of all samples that have an entry).
     hit : a HIT sample trains the head on its ``cache``d feature, or is ``drop``ped (the control: no cached feature is used).
     gate : blends cached with fresh features of FUSE samples; ``none`` takes the fresh ones.
     stage : ``development`` or ``stable``: which thresholds hold where the next five settings say -1.
-    confidence_low : running mean of the largest softmax from which a sample is HIT; ``confidence_memory`` is its decay.
+    confidence_low, confidence_memory : running mean of the largest softmax from which a sample is HIT, and its decay.
     max_uses : uses of an entry before it is computed anew.
     fuse_share : part of the confident samples that is computed anyway, drawn every epoch.
     drift_low, drift_high : how far the encoder may move before some, or all old entries go; in medians or absolute, as ``drift`` says.
@@ -71,8 +72,9 @@ class Config:
     head_epochs : epochs of the head on the standing encoder before the joint training of a round.
     freeze_after : share of the rounds after which the encoder stands still and no longer travels.
     sync_every : the encoder is exchanged every so many rounds; in between a client trains on from its own.
-    lazy_upload : a client whose update is small for it keeps it, and the server repeats its last one, weaker by ``lazy_decay``
-        a round. Small is below ``lazy_share`` of the median of the client's last five; at most ``lazy_rounds`` times in a row.
+    lazy_upload, lazy_share, lazy_rounds, lazy_decay : a client whose update is small for it keeps it, and the server repeats its last
+        one, weaker by ``lazy_decay`` a round. Small is below ``lazy_share`` of the median of the client's last five; at most
+        ``lazy_rounds`` times in a row.
     """
 
     heads: str = "private"

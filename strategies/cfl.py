@@ -26,9 +26,9 @@ import numpy as np
 from strategies import fedavg
 from strategies.client_models import PARTS, as_one, cosines, flat_weights, products
 from strategies.config import RunConfig, require
+from strategies.contract import Slot, Wire
 from strategies.reduce import Mean, make_mean
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 UP = (Slot("encoder", "encoder tensors", "the locally trained encoder; how far it moved is kept on the server", like="encoder"),
       Slot("head", "classes x dim, classes", "the locally trained head; how far it moved is kept on the server", like="head"))

@@ -8,68 +8,34 @@ key that is absent there) and a test keeps both equal.
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_type_hints
 
+# re-exported: whoever has a config needs its error and its checks
+from strategies.config_checks import ConfigError as ConfigError
+from strategies.config_checks import check_name as check_name
+from strategies.config_checks import check_partition as check_partition
+from strategies.config_checks import check_site_name as check_site_name
+from strategies.config_checks import choice as choice
+from strategies.config_checks import nearest as nearest
+from strategies.config_checks import require as require
 from strategies.held_out import asked_of
-from strategies.partition_names import DIVISIONS, GROUPS, LIBRARY, NAMES, parse_partition, reordered
 
 Scalar = bool | int | float | str
 C = TypeVar("C")
 
 MODELS = ("cnn", "resnet18", "mobilenetv2")
 BN_RULES = ("recompute", "average", "moments")
+TF32 = ("convolutions", "off", "all")
+GPU_KERNELS = ("heuristic", "deterministic", "benchmark")
+TRACKERS = ("none", "mlflow", "wandb")
 MOST_THREADS = 1024
 MOST_CLIENTS = 1_000_000  # a name for each is made before anything else
 LARGEST_IMAGE = 4096  # pixels a side
 LARGEST_ALPHA = 1e9
 LONGEST_DEADLINE = 1e7  # 115 days
-
-
-class ConfigError(ValueError):
-    """A run config that cannot be run. The text says what was expected and what came."""
-
-
-def require(condition: bool, key: str, expected: str, got: object) -> None:
-    """Raise a ``ConfigError`` about ``key`` unless ``condition`` holds."""
-    if not condition:
-        raise ConfigError(f"{key} must be {expected}, got {got!r}")
-
-
-def choice(key: str, options: tuple[str, ...], got: str) -> None:
-    """Raise a ``ConfigError`` naming the nearest option unless ``got`` is one of ``options``."""
-    if got not in options:
-        raise ConfigError(f"{key} must be one of {', '.join(options)}; got {got!r}{nearest(got, options)}")
-
-
-def nearest(got: str, options: tuple[str, ...]) -> str:
-    """``; did you mean 'x'?`` or nothing."""
-    close = difflib.get_close_matches(got, options, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def check_partition(text: str) -> None:
-    """Raise a ``ConfigError`` that names the nearest partition unless ``text`` is the name of one."""
-    if parse_partition(text) is None:
-        known = reordered(text)
-        hint = f"; did you mean {known!r}?" if known else nearest(text, NAMES)
-        raise ConfigError(f"partition must be one of {', '.join((*DIVISIONS, *GROUPS))}, or {' or '.join(GROUPS)} and another joined by "
-                          f"'+', or {LIBRARY}PARTITIONER?key=value; got {text!r}{hint}")
-
-
-def check_site_name(name: str) -> None:
-    """A client's name is a folder name on two machines, so its alphabet is narrow."""
-    check_name("a site name", name)
-
-
-def check_name(what: str, name: str) -> None:
-    """Raise a ``ConfigError`` about ``what`` unless ``name`` may name a folder. The text leaves the name out."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ConfigError(f"{what} must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
 
 
 @dataclass(frozen=True)
@@ -103,6 +69,15 @@ class RunConfig:
     score_batch : images scored at a time; it changes memory and speed, not scores.
     device : ``auto`` takes a GPU if there is one; or ``cpu``, ``cuda``, ``cuda:1`` as torch names them.
     precision : ``float32``, or ``bf16`` for autocast with float32 weights.
+    tf32 : where a GPU may round ``float32`` factors to TF32 (10 bits of mantissa), which is quicker: in ``convolutions``, torch's own
+        default; ``off`` computes as a CPU does; ``all`` adds matrix products.
+    gpu_kernels : ``heuristic`` leaves the choice to cuDNN, so the last bits can differ between two runs; ``deterministic`` takes kernels
+        whose bits do not; ``benchmark`` times them first for every shape of a batch, for long runs of equal batches.
+    resident_share : a client's training images lie on the GPU if they take no more than this share of the memory free there; else
+        they come a batch at a time, fetched ahead. The numbers are the same.
+    compile : compile training steps with ``torch.compile``, once a process and model; needs a C++ compiler (GPU: Triton).
+    cohort : clients of the in-process engine that are trained at once on one device, as one model with so many weights; 1: one by one. The
+        numbers are the same up to rounding, memory grows with it.
     channels_last : memory order of images and weights: quicker for some models, with the same results up to rounding.
     threads : of torch in each process that trains clients.
     width : channels of the model's first stage, 0 for the model's own number; narrower is smaller and quicker.
@@ -122,6 +97,7 @@ class RunConfig:
         raw scores are those without it, so that one run gives both.
     score_adapted : *adapted* scores in the ``last`` round only, ``always`` or ``never``.
     wire_dtype : how float32 weights travel; ``float16`` and ``bfloat16`` halve the bytes and round on the wire alone.
+    wire_delta : ``lossless`` lets encoders travel as a compressed difference, bit for bit, against one that the other side holds.
     deadline : seconds a round may take; also the time to live of its messages.
     quorum, max_void_rounds : share of the asked clients that must reply validly, else the round is void; so many void rounds in
         a row end the run.
@@ -130,6 +106,10 @@ class RunConfig:
     held_out : share of the clients kept out of training, whole clients drawn by ``seed``; after the last round each is
         served by the method's own cold-start rule.
     join_epochs : epochs in which such a client fits its own head on the frozen encoder, where a method does that.
+    tracker : where the server also notes its figures: ``none``, ``mlflow`` or ``wandb``; the runbook says what they get.
+    metrics_port, metrics_host : port and address at which the server answers Prometheus; port 0: nowhere.
+    donor_swap : after the closing evaluation every client scores its own head with up to so many other clients' encoders, which the
+        server sends it; 0: none. ``fedhearth donor-swap`` does the same afterwards, where the run lies on one machine.
     """
 
     method: str = "hdc-fl"
@@ -161,6 +141,11 @@ class RunConfig:
     score_batch: int = 256
     device: str = "auto"
     precision: str = "float32"
+    tf32: str = "convolutions"
+    gpu_kernels: str = "heuristic"
+    resident_share: float = 0.25
+    compile: bool = False
+    cohort: int = 1
     channels_last: bool = False
     threads: int = 1
     deadline: float = 3600.0
@@ -171,6 +156,7 @@ class RunConfig:
     run_id: str = ""
     resume: bool = False
     wire_dtype: str = "float32"
+    wire_delta: str = "none"
     weights_dir: str = ""
     text_tower: str = ""
     tower_size: int = 0
@@ -182,10 +168,15 @@ class RunConfig:
     logit_prior: bool = False
     held_out: float = 0.0
     join_epochs: int = 5
+    donor_swap: int = 0
+    tracker: str = "none"
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         check_partition(self.partition)
         choice("wire-dtype", ("float32", "float16", "bfloat16"), self.wire_dtype)
+        choice("wire-delta", ("none", "lossless"), self.wire_delta)
         choice("bn", BN_RULES, self.bn)
         choice("weighting", ("examples", "uniform"), self.weighting)
         choice("test-split", ("own", "official"), self.test_split)
@@ -196,9 +187,16 @@ class RunConfig:
         choice("patch-source", ("value", "projected"), self.patch_source)
         choice("score-adapted", ("last", "always", "never"), self.score_adapted)
         choice("precision", ("float32", "bf16"), self.precision)
-        for key in ("clients", "classes_per_client", "rounds", "epochs", "batch", "score_every", "score_batch", "threads",
+        choice("tf32", TF32, self.tf32)
+        choice("gpu-kernels", GPU_KERNELS, self.gpu_kernels)
+        require(0 <= self.resident_share <= 1, "resident-share", "between 0 and 1", self.resident_share)
+        for key in ("clients", "classes_per_client", "rounds", "epochs", "batch", "score_every", "score_batch", "threads", "cohort",
                     "max_void_rounds", "join_epochs", "domains_per_client", "prompt_tokens"):
             require(getattr(self, key) >= 1, dashed(key), "1 or more", getattr(self, key))
+        choice("tracker", TRACKERS, self.tracker)
+        require(0 <= self.metrics_port < 65536, "metrics-port", "0 (off) to 65535", self.metrics_port)
+        require(bool(self.metrics_host), "metrics-host", "an address of the server's machine", self.metrics_host)
+        require(self.donor_swap >= 0, "donor-swap", "0 (none) or a number of donors", self.donor_swap)
         require(self.width >= 0, "width", "0 (the model's default) or more", self.width)
         require(0 <= self.seed < 2**63, "seed", "between 0 and 2**63 - 1", self.seed)
         require(self.clients <= MOST_CLIENTS, "clients", f"at most {MOST_CLIENTS}", self.clients)

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from strategies.config import ConfigError, RunConfig, choice, require
+from strategies.contract import Wire
 from strategies.global_prompt import GlobalPromptRule, Rate, State, prompt_rate, require_number, shared_prompt_wire
-from strategies.wire import COMMON_METRICS, Wire
+from strategies.scalars import COMMON_METRICS
 
 __all__ = ["Config", "GlobalPromptRule", "State"]
 

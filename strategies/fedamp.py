@@ -22,9 +22,9 @@ import numpy as np
 
 from strategies.client_models import PARTS, Part, as_one, flat_weights, products, squared_distances
 from strategies.config import RunConfig, require
+from strategies.contract import Slot, Wire
 from strategies.mixture import LazyBlend
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 WIRE = Wire(
     down=(Slot("initial-encoder", "encoder tensors", "the common first encoder, until a client's first update is accepted",

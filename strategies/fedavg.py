@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.config import RunConfig
+from strategies.contract import Slot, Wire
 from strategies.reduce import make_mean
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 WIRE = Wire(
     down=(Slot("encoder", "encoder tensors", "the shared encoder", like="encoder"),

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from strategies import fedavg
 from strategies.config import choice, require
+from strategies.contract import Wire
 from strategies.fedavg import FedAvgRule, State
 from strategies.fedbabu import FINE_TUNED
-from strategies.wire import Wire
 
 __all__ = ["Config", "FedAvgRule", "State"]
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strategies.config import choice, require
+from strategies.contract import Wire
 from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD, FedPerRule, State
-from strategies.wire import Wire
 
 __all__ = ["FINE_TUNED", "Config", "FedPerRule", "State"]
 

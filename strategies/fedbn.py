@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.config import RunConfig
+from strategies.contract import Slot, Wire
 from strategies.reduce import make_mean
 from strategies.types import Layout, Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 log = logging.getLogger(__name__)
 NOTHING = "this model has no BatchNorm, so fedbn has nothing to personalise and is fedavg here"

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strategies.config import RunConfig, require
+from strategies.contract import Wire
 from strategies.global_prompt import GlobalPromptRule, Rate, State, prompt_rate, require_number, shared_prompt_wire
-from strategies.wire import Wire
 
 __all__ = ["Config", "GlobalPromptRule", "State"]
 

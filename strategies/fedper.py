@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.config import RunConfig
+from strategies.contract import Slot, Wire
 from strategies.reduce import make_mean
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 ENCODER_DOWN = Slot("encoder", "encoder tensors", "the shared encoder", like="encoder")
 INITIAL_HEAD = Slot("initial-head", "classes x dim, classes", "the common first head, until a client's first update is accepted",

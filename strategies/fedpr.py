@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.config import require
+from strategies.contract import Wire
 from strategies.prompt_average import PROMPTS_AND_HEAD, PromptAverageRule, State
-from strategies.wire import Wire
 
 __all__ = ["Config", "PromptAverageRule", "State"]
 

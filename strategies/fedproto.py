@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from strategies.config import RunConfig, choice, require
+from strategies.contract import Slot, Wire
 from strategies.local_only import WIRE as LOCAL_ONLY
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 ROWS = ("prototypes", (1, "C", "D"), "float32")
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strategies.config import require
+from strategies.contract import Wire
 from strategies.fedper import WIRE, FedPerRule, State
-from strategies.wire import Wire
 
 __all__ = ["Config", "FedPerRule", "State"]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from strategies.config import RunConfig, require
+from strategies.contract import Slot, Wire
 from strategies.prompt_average import averages
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 GLOBAL = "global-prompt"
 DOWN = Slot(GLOBAL, "tokens x word width", "the shared prompt, as its difference from the starting words", like=GLOBAL)

@@ -26,17 +26,20 @@ import numpy as np
 
 from strategies.cache_config import CACHE_METRICS, LOCAL
 from strategies.config import ConfigError, RunConfig, choice, dashed, require
+from strategies.contract import Slot, Wire
+from strategies.donor_swap import Donors, untrained_similarity
 from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD, shared_encoder
 from strategies.head_clusters import ClusterSettings, Rank, cluster, permute
 from strategies.head_descriptor import flat_signal
 from strategies.head_space import HeadSpace
 from strategies.mixture import LazyBlend, blend, cluster_shares, member_weights, mixture_weights, shrink
 from strategies.reduce import make_mean
+from strategies.scalars import COMMON_METRICS
 from strategies.seeds import derive_seed
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import COMMON_METRICS, Slot, Wire
 
 DESCRIPTOR = "descriptor"
+MOST_PICTURED = 500
 # beyond these a client would be at work for ever, or run out of memory
 WIDEST_SKETCH, MOST_RESTARTS = 65_536, 10_000
 MIXTURE = Slot("mixture", "encoder tensors", "this client's own mixture of the cluster encoders, after a refresh; served, never trained",
@@ -52,9 +55,9 @@ class Config:
     ----------
     signal : ``descriptor`` keeps the head at home and sends a projected sketch of it; ``head`` sends it to the server.
     projection_dim, projection_seed : width Q of the sketch, and a number that varies the projection.
-    rank : how many dimensions are signal: largest eigenvalue ratio, ``parallel`` analysis, or ``energy`` share.
-    num_clusters : 0 chooses by silhouette, at most ``max_clusters``; below ``min_silhouette`` there is one cluster.
-    restarts : of k-means.
+    rank, max_rank, energy : how many dimensions are signal: largest eigenvalue ratio, ``parallel`` analysis, or ``energy`` share.
+    num_clusters, max_clusters, min_silhouette : 0 chooses by silhouette, at most so many; below ``min_silhouette`` there is one.
+    restarts, min_cluster_size : of k-means; a number of clusters that leaves one of fewer members is not taken.
     temperature : of the mixture; towards 0 a client takes its own cluster's prototype alone.
     refresh_first, refresh_every : rounds; 0 scales with the run: min(20, rounds/2), then every rounds/3. The last
         round always refreshes.
@@ -229,7 +232,9 @@ class HdcRule:
             "round": g.round, "k": g.weights.shape[1], "silhouette": g.silhouette, "rank": g.rank,
             "assignment": dict(zip(g.clients, g.assignment.tolist(), strict=True)),
             "weights": dict(zip(g.clients, rows, strict=True)),
-            "similarity": {"clients": list(g.clients), "matrix": np.round(g.similarity, 4).tolist()}}}
+            # N x N numbers in every line that tells of a refresh; of so many clients no picture shows them one by one
+            **({"similarity": {"clients": list(g.clients), "matrix": np.round(g.similarity, 4).tolist()}}
+               if len(g.clients) <= MOST_PICTURED else {})}}
 
     def shelved(self, state: State) -> dict[str, int]:
         """What must stay on the shelf for ``state`` to be usable: name -> round."""
@@ -237,6 +242,15 @@ class HdcRule:
         if state.groups is not None:
             kept |= {f"_prototype-{k}": state.groups.round for k in range(state.groups.weights.shape[1])}
         return kept
+
+    def donors(self, state: State) -> Donors | None:
+        """Who can swap encoders, and how alike the heads were at the last refresh (METHODS.md 1.4); None before it."""
+        if (g := state.groups) is None:
+            return None
+        own, seed, kept = self.config, self.run.seed, {client: state.cache[client] for client in g.clients}
+        sketch = (own.projection_dim, derive_seed(seed, "projection", own.projection_seed)) if own.signal == "descriptor" else None
+        return Donors(g.clients, {client: c.round for client, c in kept.items()}, g.similarity, lambda draw: untrained_similarity(
+            state.initial_head, g.clients, own.clustering, seed, draw, sketch), g.round, np.array([c.weight for c in kept.values()]))
 
     def _signal(self, state: State, update: Update) -> np.ndarray:
         if self.config.signal == "descriptor":

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from strategies.contract import Wire
 from strategies.prompt_average import HEAD_ALONE, PromptAverageRule, State
-from strategies.wire import Wire
 
 __all__ = ["Config", "PromptAverageRule", "State"]
 

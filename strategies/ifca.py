@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from strategies.config import RunConfig, require
+from strategies.contract import Slot, Wire
 from strategies.reduce import Mean, make_mean
 from strategies.seeds import derive_seed
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 MOST_CLUSTERS = 64
 PARTS = ("encoder", "head")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from strategies import fedavg
 from strategies.config import require
+from strategies.contract import Wire
 from strategies.fedavg import FedAvgRule, State
-from strategies.wire import Wire
 
 __all__ = ["Config", "FedAvgRule", "State"]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strategies.config import RunConfig
+from strategies.contract import Wire
 from strategies.global_prompt import AT_HOME, GlobalPromptRule, Rate, State, require_number
-from strategies.wire import Wire
 
 __all__ = ["Config", "GlobalPromptRule", "State"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.config import RunConfig
+from strategies.contract import Slot, Wire
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 WIRE = Wire(
     down=(Slot("initial-encoder", "encoder tensors", "the common first encoder, until a client's first round is accepted",

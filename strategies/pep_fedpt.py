@@ -22,10 +22,11 @@ from typing import Any
 
 from strategies.class_prototypes import RowMeans, drift, mixture_map
 from strategies.config import ConfigError, RunConfig, choice, require
+from strategies.contract import Slot, Wire
 from strategies.prompt_average import AT_HOME, HEAD_DOWN, HEAD_UP
 from strategies.reduce import WeightedMean
+from strategies.scalars import COMMON_METRICS
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import COMMON_METRICS, Slot, Wire
 
 COUNTS = "class-counts"
 # classes beyond which the mixture map is not written down

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from strategies.config import RunConfig, require
+from strategies.contract import Slot, Wire
 from strategies.global_prompt import AT_HOME, GLOBAL, Rate, prompt_rate, require_number
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 EXPERTS, PROMPT = "experts", "global_prompt"
 WIRE = Wire(down=(Slot(GLOBAL, "tokens x word width", "this client's own prompt as it last sent it, at first the mean of all", like=GLOBAL),

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from strategies.config import RunConfig, require
+from strategies.contract import Slot, Wire
 from strategies.prompt_average import AT_HOME
 from strategies.prompt_generator import adam, first_descriptor, first_weights, generate, gradients, no_moments
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 WIRE = Wire(down=(Slot("prompts", "tokens x dim", "this client's own prompts, as the server generates them", like="prompts"),),
             up=(Slot("prompt-change", "tokens x dim", "how local training has changed them", like="prompts"),),

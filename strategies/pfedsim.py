@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from strategies.config import RunConfig, require
+from strategies.contract import Slot, Wire
 from strategies.mixture import LazyBlend
 from strategies.reduce import make_mean
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 MOST_ALIKE = 0.9999
 HEAD_UP = Slot("head", "classes x dim, classes", "the locally trained head, which the server compares with others'", like="head")

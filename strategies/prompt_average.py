@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from strategies.config import RunConfig
+from strategies.contract import Slot, Wire
 from strategies.reduce import WeightedMean
 from strategies.types import Round, Shelf, Slots, Tensors, Update
-from strategies.wire import Slot, Wire
 
 PROMPTS_DOWN = Slot("prompts", "layers x tokens x dim", "the shared prompts", like="prompts")
 PROMPTS_UP = Slot("prompts", "layers x tokens x dim", "the locally trained prompts", like="prompts")

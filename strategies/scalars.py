@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 # Scalars every method may send (D9): sample counts and the client's own scores.
 SCORES = frozenset({"served", "served-raw", "adapted", "adapted-raw"})
 # Shares in 0..1, by method: of a client's training samples by route, of cached features in blends, of its training samples
@@ -9,4 +11,18 @@ SCORES = frozenset({"served", "served-raw", "adapted", "adapted-raw"})
 SHARES = frozenset({"hit", "fuse", "miss", "gate-weight", "mixture-accuracy", "gate-spread", "patch-overlap"})
 # Totals that tell how many samples a client has; like the counts, they stay at home with ``weighting = uniform``.
 TOTALS = frozenset({"forwards", "forwards-avoided", "cache-bytes"})
+# What a client says of a donor's encoder in a donor swap (``strategies.donor_swap``), and nothing else.
+DONOR_SCORES = frozenset({"donor", "donor-raw"})
+BOUNDED = SCORES | SHARES | DONOR_SCORES
 COMMON_METRICS = SCORES | {"num-examples", "num-test", "loss", "train-seconds", "score-seconds"}
+
+
+def fault_of(key: str, value: object) -> str:
+    """What is wrong with the scalar ``key``, in words after its name; "" if nothing."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "must be one finite number"
+    if key in BOUNDED and not 0.0 <= value <= 1.0:
+        return "must lie in 0..1"
+    if key in ("num-examples", "num-test") and (not isinstance(value, int) or value < 0):
+        return "must be a whole number, 0 or more"
+    return ""

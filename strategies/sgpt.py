@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.config import RunConfig, require
+from strategies.contract import Slot, Wire
 from strategies.prompt_average import AT_HOME, HEAD_DOWN, HEAD_UP, State, averages
 from strategies.reduce import momentum
 from strategies.types import Round, Shelf, Slots, Update
-from strategies.wire import Slot, Wire
 
 __all__ = ["Config", "SgptRule", "State"]
 

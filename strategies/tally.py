@@ -16,14 +16,16 @@ OWN_ERROR = re.compile(r"fedhearth:([A-Za-z][A-Za-z0-9]{0,39}):(.*)", re.DOTALL)
 
 @dataclass
 class Tally:
-    """What happened in one exchange, ready for the report. ``dropped`` counts replies by reason."""
+    """What happened in one exchange, ready for the report. ``dropped`` counts replies by reason, ``lost`` names the reason by client."""
 
     asked: list[str] = field(default_factory=list)  # also those who are offline, or whose message the deadline cut off
     accepted: list[str] = field(default_factory=list)
     up: Counter[str] = field(default_factory=Counter)
     down: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    lost: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    delta: Counter[str] = field(default_factory=Counter)  # slots that travelled as a difference and whole, with wire-delta
     void: bool = False
 
     def record(self) -> dict[str, Any]:
@@ -33,8 +35,9 @@ class Tally:
             for label, value in metrics.items():
                 by_label.setdefault(label.replace("-", "_"), {})[client] = value
         names = {"num_examples": "n_train", "num_test": "n_test"}
-        return {"asked": self.asked, "accepted": self.accepted, "void": self.void, "dropped": dict(self.dropped),
+        return {"asked": self.asked, "accepted": self.accepted, "void": self.void, "dropped": dict(self.dropped), "lost": dict(self.lost),
                 "bytes": {"up": dict(self.up), "down": dict(self.down)},
+                **({"delta": dict(self.delta)} if self.delta else {}),
                 **{names.get(label, label): values for label, values in by_label.items()}}
 
 

@@ -78,6 +78,15 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+class Members(Protocol):
+    """Who takes part; ``server_app.roster`` is the real one."""
+
+    def names(self) -> tuple[str, ...]: ...
+    def node_id(self, name: str) -> int | None: ...
+    def sample(self, round_number: int) -> tuple[str, ...]: ...
+    def held_out(self) -> tuple[str, ...]: ...
+
+
 class Shelf(Protocol):
     """Cached client encoders, off the server's memory (D3). Keys are (client, round)."""
 

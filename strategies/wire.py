@@ -1,13 +1,8 @@
-"""What may cross the wire, and the check that nothing else does.
+"""Messages as records, and the check that nothing crosses the wire but what the contract allows.
 
-Every method states a ``Wire``: the slots that go down and up, the scalars that may leave a client, and, so that a
-reader sees it, what never does. The client seals every reply against it, a guard re-checks what is about to leave,
-and the server drops what does not fit. Two limits: the contract bounds *which* tensors leave, not what they reveal;
-and it catches mistakes, not malice, since the app itself comes from whoever submits the run.
-
-A tensor travels as ``.npy`` bytes in a Flower ``Array``, a whole model part as one (``strategies.packing``). Declared
-dtype and shape are not trusted: the header inside the bytes and the number of bytes are compared with the contract
-before anything is read.
+``strategies.contract`` says what a contract is. A tensor travels as ``.npy`` bytes in a Flower ``Array``, a whole model part as
+one (``strategies.packing``). Declared dtype and shape are not trusted: the header inside the bytes and the number of bytes are
+compared with the contract before anything is read.
 """
 
 from __future__ import annotations
@@ -16,95 +11,24 @@ import io
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import fields
+from functools import lru_cache
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from strategies.data_warnings import FORM as DATA_WARNINGS
+from strategies.contract import HELLO_FACTS, Direction, Wire
+from strategies.contract import Slot as Slot
+from strategies.contract import WireViolation as WireViolation
 from strategies.packing import PACK_FROM, flat_of, key_of, packs, split
 from strategies.precision import TRAVEL, from_travel, to_travel
-from strategies.scalars import COMMON_METRICS, SCORES, SHARES
-from strategies.scalars import TOTALS as TOTALS
+from strategies.scalars import fault_of
 from strategies.types import Layout, Round, Slots, Tensors
 
-# ways up beside a round's "up": "join" when a held-out client is taken in after the last round; "closing" with the
-# evaluation after it, which has scalars and no slot
-Direction = Literal["down", "up", "join", "closing"]
-METRICS = "metrics"
-ROUND = "round"
-HELLO = "hello"
+METRICS, ROUND, HELLO = "metrics", "round", "hello"
 _HEADER_LIMIT = 1024
 _FLAT_HEADER = 128  # bytes that NumPy's header of a one-dimensional array takes, whatever its length
-# What a hello says and in what form, so that no free text fits in: class names travel as a digest or not at all.
-HELLO_FACTS = {"site": r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "classes": r"[1-9][0-9]{0,8}", "class-digest": r"[0-9a-f]{1,64}",
-                "input-shape": r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){2}", "split-digest": r"[0-9a-f]{0,64}",
-                "warnings": DATA_WARNINGS}
 _ROUND_TYPES = {"int": int, "bool": bool}
-
-
-class WireViolation(ValueError):
-    """A record does not fit the contract. ``kind`` is the short reason under which it is counted."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One named place for tensors in a message.
-
-    Attributes
-    ----------
-    shape : the tensors in words or letters, for the privacy table.
-    like : the model part ("encoder", "head") whose tensors the slot carries, or "".
-    layout : the tensors spelt out, when they are no model part's; in a shape, "C" and "D" stand for the head's sizes.
-    optional : whether a message may come without it.
-    serves : down only: the slot is what the client serves with, so a message that carries it is scored.
-    """
-
-    name: str
-    shape: str
-    purpose: str
-    like: str = ""
-    layout: tuple[tuple[str, tuple[int | str, ...], str], ...] = ()
-    optional: bool = False
-    serves: bool = False
-
-    def expected(self, parts: Mapping[str, Layout]) -> Layout:
-        """The layout this slot must have, given the layouts of the model's parts."""
-        if self.like:
-            return parts[self.like]
-        return {name: (tuple(n if isinstance(n, int) else _size(n, parts) for n in shape), dtype) for name, shape, dtype in self.layout}
-
-
-def _size(letter: str, parts: Mapping[str, Layout]) -> int:
-    return parts["head"]["weight"][0]["CD".index(letter)]
-
-
-@dataclass(frozen=True)
-class Wire:
-    """The contract of one method: see the module's docstring."""
-
-    down: tuple[Slot, ...]
-    up: tuple[Slot, ...]
-    local: tuple[str, ...]
-    metrics: frozenset[str] = COMMON_METRICS
-    travel: str = "float32"
-    join: tuple[Slot, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.travel not in TRAVEL:
-            raise ValueError(f"travel must be one of {', '.join(TRAVEL)}, got {self.travel!r}")
-
-    def slots(self, direction: Direction) -> dict[str, Slot]:
-        return {slot.name: slot for slot in {"down": self.down, "up": self.up, "join": self.join, "closing": ()}[direction]}
-
-    def check(self, direction: Direction, content: RecordDict, parts: Mapping[str, Layout]) -> None:
-        """Raise ``WireViolation`` unless ``content`` is exactly what the contract allows."""
-        unpack(self, direction, content, parts)
 
 
 def pack(slots: Slots, metrics: Mapping[str, float] | None = None, rnd: Round | None = None, travel: str = "float32") -> RecordDict:
@@ -158,7 +82,7 @@ def unpack(wire: Wire, direction: Direction, content: RecordDict, parts: Mapping
                 raise WireViolation("unknown-slot", f"a slot outside the contract ({direction}: {', '.join(slots) or 'none'})")
             found[name] = _unpack_slot(name, record, slots[name].expected(parts), wire.travel)
         elif isinstance(record, MetricRecord):
-            _check_metrics(name, record, frozenset() if direction == "down" else wire.metrics)
+            _check_metrics(name, record, wire.scalars(direction))
         else:
             _check_text(name, record, direction)
     missing = [name for name, slot in slots.items() if name not in found and not slot.optional]
@@ -187,17 +111,13 @@ def _check_metrics(name: str, record: MetricRecord, allowed: frozenset[str]) -> 
     if name != METRICS or not record.keys() <= allowed:
         raise WireViolation("metrics", f"scalars outside the contract; allowed: {', '.join(sorted(allowed)) or 'none'}")
     for key, value in record.items():
-        if isinstance(value, list) or not math.isfinite(value):
-            raise WireViolation("metrics", f"metric {key!r} must be one finite number")
-        if key in SCORES | SHARES and not 0.0 <= value <= 1.0:
-            raise WireViolation("metrics", f"metric {key!r} must lie in 0..1")
-        if key in ("num-examples", "num-test") and (not isinstance(value, int) or value < 0):
-            raise WireViolation("metrics", f"metric {key!r} must be a whole number, 0 or more")
+        if fault := fault_of(key, value):
+            raise WireViolation("metrics", f"metric {key!r} {fault}")
 
 
 def _check_text(name: str, record: object, direction: Direction) -> None:
     """Text goes down only, and only as the round's position: nothing a client writes as text may leave it."""
-    if direction != "down" or name != ROUND or not isinstance(record, ConfigRecord):
+    if direction not in ("down", "swap-down") or name != ROUND or not isinstance(record, ConfigRecord):
         raise WireViolation("text", f"a {type(record).__name__} outside the contract may not travel {direction}")
 
 
@@ -241,6 +161,12 @@ def decode(array: Array, shape: tuple[int, ...], dtype: str, travel: str = "floa
 
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """Shape, Fortran order and dtype that ``.npy`` bytes claim, and where the numbers begin."""
+    # its length stands in bytes 8 and 9
+    return _parsed_header(bytes(data[:10 + int.from_bytes(data[8:10], "little")]))
+
+
+@lru_cache(maxsize=512)  # NumPy compiles a header to read it, and every message of a run has the same ones
+def _parsed_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     head = io.BytesIO(data)
     try:
         if np.lib.format.read_magic(head) != (1, 0):

@@ -224,7 +224,8 @@ def _look(store: ImageStore, rows: np.ndarray, reading: Reading) -> tuple[tuple[
     if reading.image_size:
         return (channels, reading.image_size, reading.image_size), unreadable
     if (sound[:, :2] != sound[0, :2]).any() and (reading.bad_images == "skip" or not unreadable):
-        raise DataError("the images differ in size: set image-size to a number of pixels, and each is scaled and cropped to a square of it")
+        raise DataError("the images differ in size: set image-size to a number of pixels, and each is scaled and cropped to a square of it "
+                        "(FH-022)")
     return (channels, int(sound[0, 0]), int(sound[0, 1])), unreadable
 
 
@@ -263,7 +264,7 @@ def _cannot_read(names: Sequence[str]) -> DataError:
     """The error about images that cannot be read. Which ones is in its path and in the local log, never in its text."""
     _log_names(names)
     return DataError(f"{len(names)} of the images cannot be read; run `fedhearth data check` on this machine to see which, then repair "
-                     "or remove them, or set bad-images=skip to leave them out", few(names, MOST_SHOWN))
+                     "or remove them, or set bad-images=skip to leave them out (FH-021)", few(names, MOST_SHOWN))
 
 
 def _log_names(names: Sequence[str]) -> None:

@@ -49,7 +49,7 @@ def load(where: str, reading: Reading) -> Source:
 
 def _load(root: Path, reading: Reading) -> Source:
     if not root.is_dir():
-        raise DataError("the folder is missing: expected `folder:PATH` with a folder that this client can read")
+        raise DataError("the folder is missing: expected `folder:PATH` with a folder that this client can read (FH-026)")
     train, test = _sets(root)
     classes = sorted({folder.name for part in (*train, *test) for folder in _subfolders(part)})
     if not classes:

@@ -50,7 +50,7 @@ def _read(where: str) -> dict[str, np.ndarray]:
     except (OSError, RuntimeError):  # no permission to look; a home that nobody has
         missing = True
     if missing:
-        raise DataError("the npz file is missing: expected `npz:FILE` with a file that this client can read")
+        raise DataError("the npz file is missing: expected `npz:FILE` with a file that this client can read (FH-026)")
     try:
         # opened here, since numpy leaves a truncated file open
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:

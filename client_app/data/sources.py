@@ -111,7 +111,7 @@ def load_by_function(spec: str, node: DataNode, seed: int) -> ClientData:
         load = _resolve(spec)
     except (Exception, SystemExit) as error:
         raise DataError(f"the data loader cannot be imported ({type(error).__name__}): expected {EXPECTED}, "
-                        "with the module on this machine's Python path", spec) from error
+                        "with the module on this machine's Python path (FH-025)", spec) from error
     try:
         data = load(node, seed)
     except (Exception, SystemExit) as error:

@@ -75,7 +75,7 @@ def _file(place: str) -> Path:
             return path
     except (OSError, RuntimeError):  # no permission to look; a home that nobody has
         pass
-    raise DataError("the table is missing: expected `table:FILE` with a CSV or Parquet file that this client can read")
+    raise DataError("the table is missing: expected `table:FILE` with a CSV or Parquet file that this client can read (FH-026)")
 
 
 def _csv(path: Path, chosen: dict[str, str]) -> tuple[dict[str, Sequence[object]], ImageStore, tuple[str, ...]]:

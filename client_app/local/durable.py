@@ -23,28 +23,30 @@ class StoreFull(StoreError):
     """The disk has no room for the new version; the versions before it are untouched."""
 
 
-def make_durable_directory(directory: Path) -> None:
-    """``directory`` is there and stays there, whenever the machine stops."""
+def make_durable_directory(directory: Path, durable: bool = True) -> None:
+    """``directory`` is there and, if ``durable``, stays there whenever the machine stops."""
     if directory.is_dir():
         return
     for missing in [folder for folder in reversed(directory.parents) if not folder.exists()]:
         missing.mkdir(mode=0o700, exist_ok=True)  # parents=True would leave these open to everyone
     # only the site's own user may look inside
     directory.mkdir(mode=0o700, exist_ok=True)
-    for parent in list(directory.parents)[:2]:
+    for parent in list(directory.parents)[:2] if durable else ():
         _sync_directory(parent)
 
 
-def replace_durably(path: Path, content: bytes) -> None:
-    """``path`` holds its former content or all of the new one, whenever the machine stops."""
+def replace_durably(path: Path, content: bytes, durable: bool = True) -> None:
+    """``path`` holds its former content or all of the new one, whenever this process stops and, if ``durable``, the machine."""
     torn = path.with_name(f"{TORN}-{path.name}")
     try:
         with torn.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(torn, path)
-        _sync_directory(path.parent)
+        if durable:
+            _sync_directory(path.parent)
     except BaseException:
         torn.unlink(missing_ok=True)
         raise
@@ -70,7 +72,7 @@ def errors_without_paths(missing_is_own_case: bool = False) -> Iterator[None]:
         if missing_is_own_case and isinstance(error, FileNotFoundError):
             raise
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise StoreFull("the disk of this site's state is full; free some space, then go on") from None
+            raise StoreFull("the disk of this site's state is full; free some space, then go on (FH-028)") from None
         reason = os.strerror(error.errno) if error.errno else "unknown reason"
         raise StoreError(
             f"this site's state cannot be read or written ({reason}); check the disk and its permissions"

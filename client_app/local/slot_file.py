@@ -21,8 +21,8 @@ class Damaged(Exception):
     """A file is there, but is not what was written."""
 
 
-def write_slots(path: Path, slots: Mapping[str, Mapping[str, np.ndarray]], meta: Mapping[str, str]) -> None:
-    """Replace ``path`` durably; ``meta`` is kept with the slots and is part of the checksum.
+def write_slots(path: Path, slots: Mapping[str, Mapping[str, np.ndarray]], meta: Mapping[str, str], durable: bool = True) -> None:
+    """Replace ``path``, as `replace_durably` does; ``meta`` is kept with the slots and is part of the checksum.
 
     Raises ``StoreFull`` or `StoreError`, and ``TypeError`` or ``ValueError`` for what such a file cannot hold.
     """
@@ -33,7 +33,7 @@ def write_slots(path: Path, slots: Mapping[str, Mapping[str, np.ndarray]], meta:
     whole["crc32"] = str(_checksum(whole, arrays))
     flat = {f"{slot}/{name}": array for slot, named in arrays.items() for name, array in named.items()}
     with errors_without_paths():
-        replace_durably(path, save(flat, metadata=whole))
+        replace_durably(path, save(flat, metadata=whole), durable)
 
 
 def read_slots(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, str]]:

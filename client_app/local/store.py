@@ -48,15 +48,19 @@ class LocalStore:
             ...
             store.commit(round_number, slots, base=acked)
 
+    ``durable`` : whether what is written survives a crash of the machine by itself. A simulation, whose clients are all on
+    one machine, leaves that to the run's end of a round: waiting for the disk at every client took most of a tiny client's time.
+
     Raises ``ValueError`` when ``run_id`` or ``site`` is not 1 to 64 of ``A-Z a-z 0-9 . _ -``. Entering
     raises `StoreBusy` after ``lock_timeout`` seconds.
     """
 
-    def __init__(self, root: Path | str, run_id: str, site: str, lock_timeout: float = 30.0) -> None:
+    def __init__(self, root: Path | str, run_id: str, site: str, lock_timeout: float = 30.0, durable: bool = True) -> None:
         _require_name("the run id", run_id)
         _require_name("the site name", site)
         self._location = Path(root) / run_id / site
         self._lock = FileLock(self._location / "lock", timeout=lock_timeout, thread_local=False)
+        self._durable = durable
 
     @property
     def site(self) -> str:
@@ -70,12 +74,12 @@ class LocalStore:
 
     def __enter__(self) -> LocalStore:
         with errors_without_paths():
-            make_durable_directory(self._location)
+            make_durable_directory(self._location, self._durable)
             try:
                 self._lock.acquire()
             except Timeout:
                 raise StoreBusy(
-                    "another process is using this site's state; stop it or give each site its own name"
+                    "another process is using this site's state; stop it or give each site its own name (FH-027)"
                 ) from None
             for torn in self._location.glob(f"{TORN}*"):
                 torn.unlink(missing_ok=True)
@@ -100,7 +104,7 @@ class LocalStore:
         except (FileNotFoundError, Damaged):
             raise StateLost(
                 "this site's state of the last acknowledged round is missing or damaged; "
-                "this site starts again from the initial state"
+                "this site starts again from the initial state (FH-029)"
             ) from None
         return slots
 
@@ -109,14 +113,14 @@ class LocalStore:
 
         ``base`` is the round this one continued from, 0 if none; it is earlier than ``round_number``
         (else a lost reply would leave nothing to go back to). Committing a round again replaces its
-        version. When this returns, the version survives a crash of the machine.
+        version. When this returns, the version survives a crash of the machine, if the store is ``durable``.
 
         Raises `StoreFull` or `StoreError`, and then the versions before are as they were.
         """
         self._require_lock()
         if not 0 <= base < round_number:
             raise ValueError("a commit needs 0 <= base < round_number: base is the round it continued from")
-        write_slots(self._path(f"v{round_number}"), slots, {"round": str(round_number), "base": str(base)})
+        write_slots(self._path(f"v{round_number}"), slots, {"round": str(round_number), "base": str(base)}, self._durable)
         with errors_without_paths():
             for old in set(self.versions()) - {round_number, base}:
                 self._path(f"v{old}").unlink(missing_ok=True)
@@ -134,10 +138,10 @@ class LocalStore:
         """
         self._require_lock()
         path = self._path(_require_export_name(name))
-        write_slots(path, slots, {} if facts is None else {"facts": json.dumps(facts, allow_nan=False)})
+        write_slots(path, slots, {} if facts is None else {"facts": json.dumps(facts, allow_nan=False)}, self._durable)
         if facts is not None:
             with errors_without_paths():
-                replace_durably(path.with_name(f"{name}.json"), json.dumps(facts, ensure_ascii=False, indent=1).encode())
+                replace_durably(path.with_name(f"{name}.json"), json.dumps(facts, ensure_ascii=False, indent=1).encode(), self._durable)
 
     def exported(self, name: str) -> dict[str, dict[str, np.ndarray]] | None:
         """The slots that `export` kept under ``name``, None if it never did. Needs no lock."""

@@ -1,4 +1,4 @@
-"""The ClientApp: four kinds of messages, a few lines each. Everything that leaves goes through ``boundary``."""
+"""The ClientApp: five kinds of messages, a few lines each. Everything that leaves goes through ``boundary``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from client_app.data import DataError, PartitionError, data_digest, write_manife
 from client_app.data.class_names import class_digest
 from client_app.data.opening import left_out
 from client_app.data.start_check import check_at_start
+from client_app.device import memory_told
+from client_app.donor import score_donor
 from client_app.node import name_of
 from client_app.session import Session, open_session
+from client_app.thin_door import ThinDoor
+from strategies.contract import Wire
 from strategies.types import Layout
-from strategies.wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +30,15 @@ def contract(context: Context) -> tuple[Wire, Mapping[str, Layout]]:
     return wire, parts
 
 
-app = ClientApp(mods=[make_guard(contract, lambda context: name_of(context.node_config))])
+def door(message: Message, context: Context) -> ThinDoor | None:
+    """What thins this message and its reply, if the run wants that and slots travel in it."""
+    if message.metadata.message_type.startswith("query"):
+        return None
+    session, wire, parts = _open(context)
+    return ThinDoor(wire, parts, session.store()) if wire.delta == "lossless" else None
+
+
+app = ClientApp(mods=[make_guard(contract, lambda context: name_of(context.node_config), door), memory_told])
 
 
 @app.train()
@@ -58,6 +69,16 @@ def evaluate(message: Message, context: Context) -> Message:
     with session.store() as store:
         reply = session.learner.evaluate(slots, session.data, store, rnd)
     return Message(seal(reply, wire, parts, "closing"), reply_to=message)
+
+
+@app.evaluate("donor")
+def donor(message: Message, context: Context) -> Message:
+    """After the closing evaluation, if the run has a donor swap: score another client's encoder with this client's own head."""
+    session, wire, parts = _open(context)
+    slots, _ = inbound(message, wire, parts, "swap-down")
+    with session.store() as store:
+        reply = score_donor(session.learner, slots, session.data, store)
+    return Message(seal(reply, wire, parts, "swap-up"), reply_to=message)
 
 
 @app.query("hello")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -99,6 +100,7 @@ def facts_of(settings: Settings, data: ClientData, client: str, rnd: Round, serv
         settings=items_of(settings.own, f"{run.method}."))
 
 
+@cache  # reading a package's metadata takes milliseconds, and a simulation asks for every client
 def _version() -> str:
     try:
         return version("fedhearth")

@@ -51,7 +51,7 @@ def join_finished(grid: Grid, folder: Path, settings: Settings, name: str) -> di
     strategy = RuleStrategy(rule, settings.wire, start, {part: layout_of(tensors) for part, tensors in start.items()}, roster, run)
     if not getattr(rule, "serves_newcomers", True):
         raise ConfigError(f"{run.method} cannot serve a client that it has not trained with, so nobody can join its runs afterwards")
-    _load(strategy, folder)
+    load_state(strategy, folder)
     told: dict[str, Mapping[str, Any]] = {}
 
     plan = Plan(run.rounds, run.deadline, run.quorum, done=run.rounds)
@@ -87,7 +87,8 @@ def note_joined(folder: Path, line: Mapping[str, Any]) -> None:
     replace_text(folder / JOINED, json.dumps(lines, indent=1, ensure_ascii=False) + "\n")
 
 
-def _load(strategy: RuleStrategy, folder: Path) -> None:
+def load_state(strategy: RuleStrategy, folder: Path) -> None:
+    """Put ``strategy`` where the run in ``folder`` ended; raises ``ConfigError`` if its last checkpoint is not there."""
     found = Checkpoints(folder / "checkpoints").latest(type(strategy.state))
     if found is None or found[0] != strategy.run.rounds:
         raise ConfigError(f"the last checkpoint of the run in {folder} is missing or damaged; restore it from a copy")

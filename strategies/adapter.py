@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
@@ -21,23 +21,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from strategies.config import RunConfig
+from strategies.donor_swap import DONOR
+from strategies.scalars import SCORES
+from strategies.sent_bases import bases_of
 from strategies.tally import OWN_ERROR, Tally, word_of
-from strategies.types import Layout, Round, ServerRule, Slots, Tensors, Update, layout_of
-from strategies.wire import METRICS, ROUND, SCORES, Direction, Wire, WireViolation, bytes_of, pack_round, pack_slot, sent_views, unpack
+from strategies.types import Layout, Members, Round, ServerRule, Slots, Tensors, Update, layout_of
+from strategies.wire import METRICS, ROUND, Direction, Wire, WireViolation, bytes_of, pack_round, pack_slot, sent_views, unpack
 
 log = logging.getLogger(__name__)
-JOIN = "train.join"
+JOIN, SWAP = "train.join", "evaluate.donor"
 
 REFUSED = "refused"
-
-
-class Members(Protocol):
-    """Who takes part; ``server_app.roster`` is the real one."""
-
-    def names(self) -> tuple[str, ...]: ...
-    def node_id(self, name: str) -> int | None: ...
-    def sample(self, round_number: int) -> tuple[str, ...]: ...
-    def held_out(self) -> tuple[str, ...]: ...
 
 
 class RuleStrategy(Strategy):
@@ -63,6 +57,7 @@ class RuleStrategy(Strategy):
         self._sent: deque[tuple[str, Metadata]] = deque()
         self._by_id: dict[str, str] = {}
         self._packed: dict[int, tuple[Tensors, ArrayRecord]] = {}
+        self._bases = bases_of(wire, parts)
 
     @property
     def state(self) -> Any:
@@ -102,6 +97,11 @@ class RuleStrategy(Strategy):
         rnd = Round(server_round, self.run.rounds, self.run.seed, joining=True)
         return self._messages(waiting, rnd, JOIN) if waiting else []
 
+    def configure_swap(self, server_round: int, recipients: Iterable[str], encoder_of: Callable[[str], Tensors]) -> Iterable[Message]:
+        """After the closing evaluation: a donor's encoder to every recipient, by its name. Not of Flower's interface."""
+        rnd = Round(server_round, self.run.rounds, self.run.seed, score_served=True, closing=True)
+        return self._messages(recipients, rnd, SWAP, lambda name: {DONOR: encoder_of(name)})
+
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Fold the valid replies in; below quorum the round is void and the state stays as it was (None)."""
         rnd = Round(server_round, self.run.rounds, self.run.seed)
@@ -135,13 +135,21 @@ class RuleStrategy(Strategy):
         self._count_missing()
         return self._means()
 
+    def aggregate_swap(self, server_round: int, replies: Iterable[Message]) -> Tally:
+        """What the recipients said of it."""
+        for _ in self._valid(replies, "swap-up"):
+            pass
+        self._count_missing()
+        return self.tally
+
     def summary(self) -> None:
         log.info("%d clients, %s participation, quorum %s", len(self.members.names()), self.run.fraction, self.run.quorum)
 
-    def _messages(self, names: Iterable[str], rnd: Round, kind: str) -> Iterator[Message]:
+    def _messages(self, names: Iterable[str], rnd: Round, kind: str, slots_of: Callable[[str], Slots] | None = None) -> Iterator[Message]:
         asked = list(names)
-        self.tally, self._left, self._by_id = Tally(asked=asked), dict.fromkeys(asked), {}
+        self.tally, self._left, self._by_id = Tally(asked=asked, delta=self._bases.turn(self._state)), dict.fromkeys(asked), {}
         self._sent.clear()
+        self._asks = rnd
         try:
             for name in asked:
                 node = self.members.node_id(name)
@@ -149,28 +157,34 @@ class RuleStrategy(Strategy):
                     self._drop(name, "offline", "no node speaks for it now")
                 else:
                     # not bound to a name: while this waits for its next turn, nothing here keeps the message alive
-                    yield self._message(name, node, rnd, kind)
+                    yield self._message(name, node, rnd, kind, slots_of)
         finally:
             self._packed.clear()
 
-    def _message(self, name: str, node: int, rnd: Round, kind: str) -> Message:
-        content = self._content(name, replace(rnd, acked=self.acked.get(name, 0)))
+    def _message(self, name: str, node: int, rnd: Round, kind: str, slots_of: Callable[[str], Slots] | None) -> Message:
+        rnd = replace(rnd, acked=self.acked.get(name, 0))
+        content = self._content(name, slots_of(name) if slots_of else self.rule.downlink(self.state, name, rnd), rnd)
         self.tally.down.update(bytes_of(content))
         message = Message(content, node, kind, ttl=self.run.deadline, group_id=str(rnd.number))
         # only the metadata is kept: Flower writes the message id into it, and the content may be a whole model
         self._sent.append((name, message.metadata))
         return message
 
-    def _content(self, name: str, rnd: Round) -> RecordDict:
-        slots = self.rule.downlink(self.state, name, rnd)
+    def _content(self, name: str, slots: Slots, rnd: Round) -> RecordDict:
         private = {slot.name for slot in self.wire.down if slot.serves}
         if private & slots.keys():
             rnd = replace(rnd, score_served=True)
         # what is no plain dict is made as it is read, for this client alone: keeping its record would keep a model a client
-        content = RecordDict({slot: pack_slot(tensors, self.wire.travel) if slot in private or not isinstance(tensors, dict)
-                              else self._pack_once(tensors) for slot, tensors in slots.items()})
+        shared = frozenset(slot for slot, tensors in slots.items() if slot not in private and isinstance(tensors, dict))
+        content = RecordDict({slot: self._pack_once(tensors) if slot in shared else pack_slot(tensors, self.wire.travel)
+                              for slot, tensors in slots.items()})
         content[ROUND] = pack_round(rnd)
-        return content
+        return self._bases.down(name, content, shared)
+
+    def _whole(self, client: str, content: RecordDict) -> RecordDict:
+        """A reply's content, whatever travelled as a difference made whole; the state is what it was when the client was asked."""
+        rnd = replace(self._asks, acked=self.acked.get(client, 0))
+        return self._bases.up(client, content, lambda slot: pack_slot(self.rule.downlink(self.state, client, rnd)[slot], self.wire.travel))
 
     def _pack_once(self, tensors: Tensors) -> ArrayRecord:
         """One record for tensors that are the same object for all clients: Flower then uploads it once."""
@@ -220,7 +234,7 @@ class RuleStrategy(Strategy):
             raise self._fault(client, reply)
         sizes = bytes_of(reply.content)
         try:
-            slots = unpack(self.wire, direction, reply.content, self.parts)
+            slots = unpack(self.wire, direction, self._whole(client, reply.content), self.parts)
         except WireViolation:
             # it did travel, but what it calls its slots must not become keys of the report
             self.tally.up[REFUSED] += sum(sizes.values())
@@ -228,12 +242,13 @@ class RuleStrategy(Strategy):
         self.tally.up.update(sizes)
         metrics: dict[str, float] = dict(reply.content.get(METRICS, {}))  # type: ignore[arg-type]  # single numbers, as just checked
         weight = 1.0
-        if self.run.weighting == "examples":
+        if self.run.weighting == "examples" and direction != "swap-up":
             weight = metrics.get("num-examples", 0)
             if weight < 1:
                 raise WireViolation("metrics", "num-examples must be 1 or more")
         self._left.pop(client)
         self.tally.accepted.append(client)
+        self._bases.answered(client)
         self.tally.metrics[client] = metrics
         return Update(client, {name: tensors for name, tensors in slots.items()}, float(weight), metrics)
 
@@ -242,6 +257,8 @@ class RuleStrategy(Strategy):
         if own is None:
             return WireViolation(word_of(reply.error.code), "Flower reported it; the client's own log has the details")
         kind, text = own.groups()
+        if kind in ("StateLost", "BaseLost"):
+            self._bases.lost(client)
         if kind == "StateLost":
             # nothing of the acknowledged round is left there: let it start again instead of failing for ever
             self.acked.pop(client, None)
@@ -250,7 +267,8 @@ class RuleStrategy(Strategy):
     def _drop(self, client: str, reason: str, text: str) -> None:
         self._left.pop(client, None)
         self.tally.dropped[reason] += 1
-        log.warning("dropped the reply of %s (%s): %s", client, reason, text)
+        self.tally.lost[client] = reason
+        log.warning("dropped the reply of %s (%s): %s (FH-024)", client, reason, text)
 
     def _count_missing(self) -> None:
         for client in list(self._left):

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strategies.config import MODELS, ConfigError, RunConfig, Scalar, check_known, choice, items_of, keys_of, nearest, parse
-from strategies.wire import TOTALS, Wire
+from strategies.contract import Wire
+from strategies.donor_swap import DONOR_SLOT
+from strategies.scalars import TOTALS
 
 SPLIT_MODEL = "models.split:split_model"
 PROMPTED_MODEL = "models.prompted_model:prompted_model"
@@ -138,10 +140,11 @@ class Settings:
 
     @property
     def wire(self) -> Wire:
-        """The contract of the method with these settings and in this run: precision, and whether counts may leave."""
+        """The contract of the method with these settings and in this run: precision, whether counts may leave, and a donor swap."""
         wire: Wire = self.own.wire
         kept_home = frozenset() if self.run.weighting == "examples" else frozenset({"num-examples", "num-test"}) | TOTALS
-        return replace(wire, travel=self.run.wire_dtype, metrics=wire.metrics - kept_home)
+        return replace(wire, travel=self.run.wire_dtype, delta=self.run.wire_delta, metrics=wire.metrics - kept_home,
+                       swap=(DONOR_SLOT,) if self.run.donor_swap else ())
 
     def build_model(self, classes: int, in_shape: tuple[int, int, int], weights: bool = True) -> Any:
         """A fresh model of this run on the CPU, with ``parts``, ``tensors(part)`` and ``load(part, tensors)``.

@@ -1,0 +1,145 @@
+"""Donor swap on three shifts: do encoders of clients with like heads fit? (METHODS.md 1.4 and 1.8, protocol B)
+
+    FEDHEARTH_DATA=... python benchmarks/hdc_fl/donor_swap.py [--seeds 0 1 2] [--jobs 2] [--scale more-steps] [-c KEY=VALUE]
+
+HDC-FL on CIFAR-10 (a 12,000-image subset), 20 clients, the default model and schedule, with rotated images, two classes a client, and
+Dirichlet .1. Every run goes through ``fedhearth run`` with the setting ``donor-swap`` and leaves one JSON in ``swaps/``; what is there
+is not run again. ``-c`` changes a setting of all runs and becomes part of their names, so that other scales can be tried beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SWAPS = HERE / "swaps"
+SHIFTS: dict[str, dict[str, str]] = {
+    "rotation": {"partition": "rotation"},
+    "label-subset 2": {"partition": "label-subset", "classes-per-client": "2"},
+    "Dirichlet 0.1": {"partition": "dirichlet", "alpha": "0.1"},
+}
+# where to look further, since the signal grows with lr x steps x images (METHODS.md 1.8)
+SCALES: dict[str, dict[str, str]] = {
+    "B": {},
+    "more-steps": {"epochs": "5"},
+    "larger-steps": {"lr": "0.03"},
+    "more-rounds": {"rounds": "40"},
+}
+KEEP = ("served", "served_raw", "split_hash", "clusters", "versions", "run_config")
+MATRICES = ("similarity", "accuracy", "accuracy_raw", "own", "own_raw")
+PLACES = frozenset({"dataset", "out", "state-dir", "run-id", "weights-dir"})
+
+
+def run(name: str, settings: Mapping[str, str], data: Path, donors: int) -> dict[str, Any]:
+    """One run with its donor swap through the command line, or its result if it is there already."""
+    path = SWAPS / (name.replace(" ", "_").replace("=", "_") + ".json")
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        config = {"method": "hdc-fl", "dataset": f"npz:{data}", "score-every": "1000", "channels-last": "true", "donor-swap": str(donors),
+                  **settings}
+        words = [word for key, value in config.items() for word in ("-c", f"{key}={value}")]
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-m", "deploy.cli", "run", *words, "--workers", "1", "--quiet", "--out", f"{folder}/run"],
+                              cwd=HERE.parents[1], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+        found = kept(Path(folder, "run"))
+    took = time.monotonic() - began
+    SWAPS.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**found, "seconds": round(took, 1)}) + "\n", encoding="utf-8")
+    rho = found["association"]["rho"]
+    print(f"{name:50s} {took:5.0f} s  rho {number(rho['mean'])} {interval(rho['interval'])}", flush=True)
+    return found
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """What is kept of a run: its donor swap with matrices to four digits, and the figures it is seen beside."""
+    swap = json.loads((folder / "donor_swap.json").read_text(encoding="utf-8"))
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary["run_config"] = {key: value for key, value in summary["run_config"].items() if key not in PLACES}
+    return {**swap, **{key: rounded(swap[key]) for key in MATRICES}, **{key: summary[key] for key in KEEP if key in summary}}
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return value if value is None else round(value, 4)
+
+
+def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """A row a shift and scale: means over seeds; each seed's own interval beside its mean."""
+    rows = ["| shift | seeds | rho, mean of seeds | rho by seed, 95 % interval over recipients | tau-b | recipients above 0 | p by seed | "
+            "partial rho | untrained heads | donors' BatchNorm | undefined | drop, most to least alike third (points) |",
+            "|" + "---|" * 12]
+    for name, found in results.items():
+        main = [swap["association"] for swap in found]
+        seeds = "; ".join(f"{number(a['rho']['mean'])} {interval(a['rho']['interval'])}" for a in main)
+        controls = [swap["controls"] for swap in found]
+        thirds = " / ".join(average([points(swap["drop"], n) for swap in found], "{:.1f}") for n in range(3))
+        rows.append("| " + " | ".join([
+            name, str(len(found)), average([a["rho"]["mean"] for a in main]), seeds, average([a["tau"]["mean"] for a in main]),
+            average([100 * a["rho"]["positive"] for a in main if a["rho"]["positive"] is not None], "{:.0f} %"),
+            ", ".join("–" if a["p"] is None else f"{a['p']:.4f}" for a in main),
+            average([(c["given"]["rho"] or {}).get("mean") for c in controls]), average([c["untrained"]["mean"] for c in controls]),
+            average([c["donor_statistics"]["rho"]["mean"] for c in controls]), str(sum(a["rho"]["undefined"] for a in main)),
+            thirds]) + " |")
+    return "\n".join(rows)
+
+
+def points(thirds: Sequence[Mapping[str, Any]], n: int) -> float | None:
+    """Mean drop of the n-th third of donors, in points; None where there are no thirds or no own scores."""
+    return 100 * thirds[n]["drop"] if thirds and thirds[n]["drop"] is not None else None
+
+
+def average(values: Sequence[float | None], form: str = "{:+.3f}") -> str:
+    known = [value for value in values if value is not None]
+    return form.format(mean(known)) if known else "–"
+
+
+def number(value: float | None) -> str:
+    return average([value])
+
+
+def interval(found: Sequence[float] | None) -> str:
+    return "[–]" if found is None else f"[{found[0]:+.3f}, {found[1]:+.3f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--shifts", nargs="+", choices=tuple(SHIFTS), default=list(SHIFTS))
+    parser.add_argument("--scale", nargs="+", choices=tuple(SCALES), default=["B"])
+    parser.add_argument("--donors", type=int, default=50)
+    parser.add_argument("-c", dest="settings", metavar="KEY=VALUE", action="append", default=[])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDHEARTH_DATA", ""), "cifar10_sub12k.npz"))
+    parser.add_argument("--out", type=Path, default=HERE / "donor_swap.md")
+    a = parser.parse_args()
+    if not a.data.is_file():
+        sys.exit("set FEDHEARTH_DATA to the folder with cifar10_sub12k.npz, or give a file with --data")
+    changed = dict(word.split("=", 1) for word in a.settings)
+    label = "".join(f" {key}={value}" for key, value in changed.items())
+    rows = {f"{shift}, {scale}{label}": {**SHIFTS[shift], **SCALES[scale], **changed} for scale in a.scale for shift in a.shifts}
+    todo = [(row, f"{row} seed {seed}", {**settings, "seed": str(seed)}) for row, settings in rows.items() for seed in a.seeds]
+    with ThreadPoolExecutor(a.jobs) as pool:
+        found = list(pool.map(lambda job: run(job[1].replace(",", ""), job[2], a.data.absolute(), a.donors), todo))
+    results = {row: [swap for (name, *_), swap in zip(todo, found, strict=True) if name == row] for row in rows}
+    text = table(results)
+    a.out.write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

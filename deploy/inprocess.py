@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import importlib
 import logging
-import multiprocessing as mp
 import signal
 import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from deploy.fork_server import context
+from deploy.shared_records import Lending, post
+
 RUN_ID = 1
 SERVER_NODE = 1
 FIRST_NODE = 1000
 OWN_APP = "client_app.main:app"
 POLL = 0.5
+TRAINS = ("train", "train.default")
 # Flower's codes: the app raised, the message expired, the client's process crashed
 RAISED, EXPIRED, DIED = 2, 3, 8
 
@@ -39,7 +43,7 @@ class InProcessGrid(Grid):
     Parameters
     ----------
     app : the ClientApp, or where to load it from (``module:attribute``), which worker processes need.
-    run_config : what every client's context carries.
+    run_config : what every client's context carries; its ``cohort`` says how many clients are answered together where they train.
     clients : number of virtual nodes, each one partition.
     workers : processes; 1 runs everything in this one.
     """
@@ -48,14 +52,21 @@ class InProcessGrid(Grid):
                  app: ClientApp | str = OWN_APP) -> None:
         if clients < 1 or workers < 1:
             raise ValueError(f"clients and workers must be 1 or more, got {clients} and {workers}")
+        self._together = min(int(run_config.get("cohort", 1)), clients)
+        if self._together > 1 and workers > 1:
+            raise ValueError("a cohort is trained in one process; use workers = 1 with it")
         if not isinstance(app, str) and workers > 1:
             raise ValueError("an app object cannot be sent to worker processes; use workers = 1 with it, or name it as module:attribute")
         identify()
         self.clients = clients
-        self.window = 2 * workers if workers > 1 else 1
+        self.window = 2 * workers if workers > 1 else self._together
         self._run_config, self._app = dict(run_config), app
         self._queue: deque[Message] = deque()
-        self._workers = [Worker(self._run_config, clients, str(app)) for _ in range(workers)] if workers > 1 else []
+        self._lending = Lending() if workers > 1 else None
+        self._workers = [Worker(self._run_config, clients, str(app), number, self._lending.folder)
+                         for number in range(workers)] if self._lending else []
+        self._cohort: Any = None
+        self._ready: deque[Message] = deque()
         self._run: Any = None
 
     def set_run(self, run: Any) -> None:
@@ -80,16 +91,21 @@ class InProcessGrid(Grid):
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
             ids.append(message.metadata.message_id)
+            if self._lending:
+                self._lending.lend(message)
             self._queue.append(message)
         self._feed()
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that are ready. One worker: the next client runs now. More: waits until one of them is done."""
+        """Replies that are ready. One worker: the next client, or cohort of clients, runs now. More: waits until one of them is done."""
+        if self._ready:
+            return self._handed_out(message_ids)
         if self._queue and expired(self._queue[0]):
             return [Message(Error(EXPIRED, "the message expired before its turn came"), reply_to=self._queue.popleft())]
         if self._queue and not self._workers:
-            return [self._answer(self._queue.popleft())]
+            self._ready.extend(self._answer_next())
+            return self._handed_out(message_ids)
         self._feed()
         busy = {worker.connection: worker for worker in self._workers if worker.busy}
         if not busy:
@@ -116,6 +132,9 @@ class InProcessGrid(Grid):
             worker.close()
         self._workers.clear()
         self._queue.clear()
+        self._ready.clear()
+        if self._lending:
+            self._lending.close()
 
     def __enter__(self) -> InProcessGrid:
         return self
@@ -127,6 +146,25 @@ class InProcessGrid(Grid):
         if isinstance(self._app, str):
             self._app = load(self._app)
         return answer(self._app, message, self._run_config, self.clients)
+
+    def _answer_next(self) -> list[Message]:
+        """The reply to the next message; where it is one of training, those to as many like it as a cohort has seats for."""
+        group = [self._queue.popleft()]
+        while len(group) < self._together and self._queue and goes_with(self._queue[0], group):
+            group.append(self._queue.popleft())
+        if len(group) == 1:
+            return [self._answer(group[0])]
+        if self._cohort is None:
+            from client_app.cohort import Cohort
+            from client_app.cohort_fit import fit_together
+
+            self._cohort = Cohort(self._together, fit_together)
+        return self._cohort.run([partial(self._answer, message) for message in group])
+
+    def _handed_out(self, message_ids: Iterable[str]) -> list[Message]:
+        """As many replies as were asked for: whoever asks in portions would else wait for what it has been given already."""
+        count = min(len(self._ready), max(1, len(list(message_ids))))
+        return [self._ready.popleft() for _ in range(count)]
 
     def _feed(self) -> None:
         for worker in self._workers:
@@ -152,6 +190,13 @@ def load(reference: str) -> ClientApp:
     return getattr(importlib.import_module(module), attribute)
 
 
+def goes_with(message: Message, group: list[Message]) -> bool:
+    """Whether ``message`` can be answered together with ``group``: all train, each another client."""
+    kinds = {m.metadata.message_type for m in (message, *group)}
+    others = {m.metadata.dst_node_id for m in group}
+    return kinds <= set(TRAINS) and message.metadata.dst_node_id not in others and not expired(message)
+
+
 def expired(message: Message) -> bool:
     """Whether its time to live is over: nobody waits for the reply, so no client need run."""
     return time.time() > message.metadata.created_at + message.metadata.ttl
@@ -165,8 +210,8 @@ def identify() -> None:
 class Worker:
     """One process that answers one message at a time. If it dies, its message gets an error reply and it is replaced."""
 
-    def __init__(self, run_config: Mapping[str, Any], clients: int, app: str) -> None:
-        self._arguments = (dict(run_config), clients, app)
+    def __init__(self, run_config: Mapping[str, Any], clients: int, app: str, number: int, folder: str) -> None:
+        self._arguments = (dict(run_config), clients, app, number, folder)
         self._message: Message | None = None
         self._start()
 
@@ -204,16 +249,15 @@ class Worker:
         self._process.close()
 
     def _start(self) -> None:
-        # spawn, not fork: torch's threads do not survive a fork, and Windows knows no other
-        context = mp.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(theirs, *self._arguments), daemon=True)
+        starts = context()  # never a fork of this process: torch's threads would not survive it
+        self.connection, theirs = starts.Pipe()
+        self._process = starts.Process(target=work, args=(theirs, *self._arguments), daemon=True)
         self._process.start()
         theirs.close()
 
 
-def work(connection: Connection, run_config: Mapping[str, Any], clients: int, app: str) -> None:
-    """The worker's loop: a message in, its reply out, until the other end closes."""
+def work(connection: Connection, run_config: Mapping[str, Any], clients: int, app: str, number: int, folder: str) -> None:
+    """The loop of worker ``number``: a message in, its reply out, until the other end closes. ``folder``: for large replies."""
     # Ctrl-C reaches the whole group of processes; the server's end decides what becomes of its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     identify()
@@ -222,9 +266,14 @@ def work(connection: Connection, run_config: Mapping[str, Any], clients: int, ap
         logging.basicConfig(filename=Path(str(out), "run.log"), encoding="utf-8", level=logging.WARNING, force=True,
                             format="%(asctime)s %(levelname)s %(name)s [%(process)d]: %(message)s")
     loaded = load(app)
+    if app == OWN_APP:  # another need not know torch
+        from client_app.device import take_gpu
+
+        take_gpu(number, str(run_config.get("device", "auto")))
     while True:
         try:
             message = connection.recv()
-            connection.send(answer(loaded, message, run_config, clients))
+            connection.send(post(answer(loaded, message, run_config, clients), folder))
+            del message  # it may be a whole model
         except (EOFError, OSError):  # the other end is gone
             return

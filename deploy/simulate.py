@@ -8,6 +8,7 @@ when a run fails (FLOWER.md 0.7, 2.2). So each run has a SuperLink of its own, o
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -24,13 +25,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from server_app.failures import CannotStart, RunFailed
 from server_app.report import read_rounds
-from server_app.roster import CannotStart
-from server_app.rounds import RunFailed
 from strategies.config import Scalar
 from strategies.registry import default_items
 
 PACKAGES = ("server_app", "client_app", "strategies", "models")
+# what carries the two apps' messages on Ray goes with them; the rest of deploy/ stays here
+CARRIERS = ("__init__", "bundles", "inprocess", "ray_client", "ray_server", "shared_records")
+# of Flower's nodes, for each actor: see deploy.ray_server
+NODES_AN_ACTOR = 4
 CONNECTION = "fedhearth"
 START_LIMIT = 90.0
 # how a log says that we ourselves gave up, and why
@@ -59,13 +63,13 @@ class Place:
         return self.root / "flower.log"
 
 
-def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: bool, lock: int,
+def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: int, lock: int,
              on_round: Callable[[dict[str, Any]], None]) -> None:
     """Run ``items`` on Ray to the end.
 
     Parameters
     ----------
-    folder : the run's own, absolute. workers : Ray actors. gpus : whether they share this machine's GPU.
+    folder : the run's own, absolute. workers : Ray actors. gpus : how many GPUs they share, an equal part each.
     lock : file descriptor of the folder's lock, which the server's warden inherits: it is held while anybody writes.
     on_round : called with each line of rounds.jsonl as it appears.
 
@@ -79,8 +83,7 @@ def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: bool
     port, control = free_ports(2)
     prepare(place, items, port)
     environment = make_environment(place, int(items["threads"]))
-    federation = {"num-supernodes": items["clients"], "client-resources-num-cpus": 1, "init-args-num-cpus": workers,
-                  "client-resources-num-gpus": 1 / workers if gpus else 0.0}
+    federation = resources(workers, gpus, bool(os.environ.get("RAY_ADDRESS")))
     with place.log.open("ab") as log, superlink(environment, port, control, log, lock):
         command = [tool("flwr", environment), "run", str(place.app), CONNECTION, "--stream",
                    "--run-config", str(place.app.parent / "run-config.toml"),
@@ -94,6 +97,18 @@ def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: bool
     shutil.rmtree(place.app.parent.parent, ignore_errors=True)
 
 
+def resources(workers: int, gpus: int, cluster: bool) -> dict[str, int | float]:
+    """What Flower is told of its nodes and actors: ``workers`` actors of a core each, which share ``gpus``.
+
+    In a ``cluster`` (``RAY_ADDRESS`` names it) the actors are as many as its machines have cores for, and Ray refuses to be told
+    how many cores those have.
+    """
+    # rounded down, so that the last actor still fits
+    told = {"num-supernodes": NODES_AN_ACTOR * workers, "client-resources-num-cpus": 1,
+            "client-resources-num-gpus": math.floor(1e4 * min(1.0, gpus / workers)) / 1e4}
+    return told if cluster else {**told, "init-args-num-cpus": workers}
+
+
 def prepare(place: Place, items: Mapping[str, Scalar], port: int) -> None:
     """Write the app, the run's settings and the connection that ``flwr run`` reads."""
     shutil.rmtree(place.root / "flower", ignore_errors=True)
@@ -101,6 +116,9 @@ def prepare(place: Place, items: Mapping[str, Scalar], port: int) -> None:
     place.home.mkdir()
     for package in PACKAGES:
         shutil.copytree(package_folder(package), place.app / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (place.app / "deploy").mkdir()
+    for name in CARRIERS:
+        shutil.copy(Path(__file__).with_name(f"{name}.py"), place.app / "deploy")
     (place.app / "pyproject.toml").write_text(app_description(), encoding="utf-8")
     (place.app.parent / "run-config.toml").write_text(toml_lines(items), encoding="utf-8")
     connection = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
@@ -118,7 +136,7 @@ def app_description() -> str:
     """A pyproject.toml for the bundle: an installed wheel has none to copy."""
     return ('[project]\nname = "fedhearth"\nversion = "0.1.0"\ndescription = "FedHearth"\nlicense = "Apache-2.0"\n'
             '\n[tool.flwr.app]\npublisher = "fedhearth"\n'
-            '\n[tool.flwr.app.components]\nserverapp = "server_app.main:app"\nclientapp = "client_app.main:app"\n'
+            '\n[tool.flwr.app.components]\nserverapp = "deploy.ray_server:app"\nclientapp = "deploy.ray_client:app"\n'
             f'\n[tool.flwr.app.config]\n{toml_lines(default_items())}')
 
 
@@ -202,16 +220,29 @@ def wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
 def watch(submitted: subprocess.Popen[bytes], lines: Path, on_round: Callable[[dict[str, Any]], None]) -> int:
     """Hand on every new round until ``flwr run --stream`` ends, which it does when the run does. Returns how many there were."""
     seen = before = max((r["round"] for r in read_rounds(lines)), default=0)
-    ended = False
+    ended, start = False, 0
     while not ended:
         ended = submitted.poll() is not None
-        for record in read_rounds(lines):
+        records, start = rounds_from(lines, start)
+        for record in records:
             if record["round"] > seen:
                 seen = record["round"]
                 on_round(record)
         if not ended:
             time.sleep(0.3)
     return seen - before
+
+
+def rounds_from(lines: Path, start: int) -> tuple[list[dict[str, Any]], int]:
+    """The rounds whose lines begin at byte ``start`` or later, and where the next one will: a long run is read once, not all the time."""
+    if not lines.exists():
+        return [], 0
+    with lines.open("rb") as file:
+        # a run that resumes writes the file anew, and cuts it
+        start = file.seek(start if start <= lines.stat().st_size else 0)
+        whole = file.read()
+    whole = whole[:whole.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()], start + len(whole)
 
 
 def outcome(environment: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ and client and server never each other. That one also strips paths from errors, 
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,25 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
     except BaseException:
         torn.unlink(missing_ok=True)
         raise
+
+
+def sync_file_system(folder: Path) -> None:
+    """Waits until all that was written to the file system of ``folder`` is on the disk; one call for any number of files.
+
+    Where the platform has no such call (Windows), nothing is waited for.
+    """
+    try:
+        sync = ctypes.CDLL(None, use_errno=True).syncfs  # Linux alone has it, and Python not at all
+    except (AttributeError, TypeError, OSError):
+        if hasattr(os, "sync"):
+            os.sync()
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if sync(descriptor):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    finally:
+        os.close(descriptor)
 
 
 def sync_to_disk(path: Path) -> None:

@@ -16,6 +16,7 @@ from random import Random
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from server_app.failures import CannotStart as CannotStart
 from server_app.rounds import Outcome, Plan, RunFailed, exchange
 from strategies.data_warnings import MEANING, few, heard
 from strategies.held_out import asked_of, held_out_names
@@ -27,10 +28,6 @@ log = logging.getLogger(__name__)
 POLL = 0.5
 # Flower's codes for a message or a reply that never arrived, and for a node that is gone
 NOT_THE_CLIENT = frozenset({3, 4, 5})
-
-
-class CannotStart(RunFailed):
-    """The clients as they are cannot make up this run; nothing was trained."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,7 @@ class Roster:
         self._known_nodes: set[int] = set()
         self._rivals: dict[int, Hello] = {}  # nodes that say a name which another one has
         self.hellos: dict[str, Hello] = {}
+        self._folded: dict[str, str] = {}  # a name in lower case -> the first client that had it
         self._started = False
 
     def names(self) -> tuple[str, ...]:
@@ -67,7 +65,8 @@ class Roster:
 
     def participants(self) -> tuple[str, ...]:
         """All others. Who comes only after the run has begun is one of them."""
-        return tuple(name for name in self.names() if name not in self._held_out)
+        outside = set(self._held_out)
+        return tuple(name for name in self.names() if name not in outside)
 
     def hold_out(self, count: int, before: tuple[str, ...] | None = None) -> tuple[str, ...]:
         """Keep ``count`` clients, drawn by seed from the sorted names, out of training; returns them.
@@ -82,6 +81,10 @@ class Roster:
     def node_id(self, name: str) -> int | None:
         """The node that speaks for ``name`` now, or None while it is offline."""
         return self._node_of.get(name)
+
+    def online(self) -> int:
+        """How many clients have a node now, as of the last ``refresh``."""
+        return len(self._node_of)
 
     def sample(self, round_number: int) -> tuple[str, ...]:
         """The participants asked in a round: all, or a seeded draw without replacement, in sorted order."""
@@ -106,7 +109,7 @@ class Roster:
                 break
             if time.monotonic() > end:
                 raise CannotStart(f"expected {expected} clients, only {len(self.hellos)} said hello within {wait:g} s: "
-                                f"{', '.join(self.names()) or 'none'}. Start the others, or set clients to the number there are.")
+                                f"{', '.join(self.names()) or 'none'}. Start the others, or set clients to the number there are. (FH-018)")
             time.sleep(POLL)
         self._started = True
         _log_data_warnings(self.hellos)
@@ -127,9 +130,10 @@ class Roster:
         if not new:
             return
         messages = [Message(RecordDict({HELLO: ConfigRecord()}), node, "query.hello", ttl=deadline, group_id=HELLO) for node in new]
+        sent = iter(messages)  # replies come in the order of the messages, though not to all of them
         plan = Plan(rounds=1, deadline=deadline, quorum=1.0)
         for reply in exchange(grid, messages, plan, Outcome(0, ArrayRecord())):
-            node = next(m.metadata.dst_node_id for m in messages if m.metadata.message_id == reply.metadata.reply_to_message_id)
+            node = next(m.metadata.dst_node_id for m in sent if m.metadata.message_id == reply.metadata.reply_to_message_id)
             try:
                 self._welcome(node, reply)
             except RunFailed as fault:
@@ -146,7 +150,7 @@ class Roster:
         if not reply.has_content():
             own = OWN_ERROR.fullmatch(reply.error.reason or "")
             text = own[2].strip() if own else f"Flower says {word_of(reply.error.code)}"
-            raise CannotStart(f"a client cannot take part: {text}")
+            raise CannotStart(f"a client cannot take part: {text} (FH-019)")
         try:
             said = unpack_hello(reply.content)
         except WireViolation as wrong:
@@ -166,15 +170,16 @@ class Roster:
         self._known_nodes.add(node)
         self._node_of[hello.site] = node
         self.hellos[hello.site] = hello
+        self._folded.setdefault(hello.site.casefold(), hello.site)
 
     def _check_name(self, site: str) -> None:
         """Before a run nobody can tell which of two sites of one name is the right one."""
         if site in self._node_of and not self._started:
-            raise CannotStart(f"two nodes call themselves {site!r}; give every SuperNode its own site name")
+            raise CannotStart(f"two nodes call themselves {site!r}; give every SuperNode its own site name (FH-010)")
         # names are folders, and some disks do not tell a from A
-        alike = [name for name in self.hellos if name != site and name.casefold() == site.casefold()]
-        if alike:
-            raise CannotStart(f"the site names {alike[0]!r} and {site!r} differ in upper and lower case only; rename one")
+        alike = self._folded.get(site.casefold(), site)
+        if alike != site:
+            raise CannotStart(f"the site names {alike!r} and {site!r} differ in upper and lower case only; rename one")
 
     def _check_alike(self, hello: Hello) -> None:
         """All clients must need the same model; two that differ are named."""
@@ -186,7 +191,8 @@ class Roster:
                 if mine != theirs:
                     raise CannotStart(f"clients differ in their {label}: {other.site} says {theirs}, {hello.site} says {mine}; "
                                     "all sites need the same classes in the same order, and images of one shape. At each of the two, "
-                                    "`fedhearth data check URI --classes NAME,NAME,...` with the names all agreed on says what differs")
+                                    "`fedhearth data check URI --classes NAME,NAME,...` with the names all agreed on says what differs "
+                                    "(FH-020)")
             return  # the others were compared with this one
 
 

@@ -1,0 +1,201 @@
+"""What the benchmark runs, as data: the 11 configurations of METHODS.md 1.4, two scales, every method with its search.
+
+The configurations are a reconstruction: the HDC-FL paper says that there are 11 and which shifts, data and encoders occur, not how they
+are combined. Configuration 0, without heterogeneity, is an anchor and in no average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+Value = str | int | float | bool
+Settings = Mapping[str, Value]
+OURS, CONTROL, PLAIN = "hdc-fl", "hdc-fl random", "fedper"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One cell of the grid.
+
+    Attributes
+    ----------
+    data : ``ten`` or ``hundred`` classes; which images those are is the scale's and the machine's matter (``images.SOURCES``).
+    shift : heterogeneity in words. settings : the same as run-config keys.
+    encoder : ``resnet18`` or ``mobilenetv2``.
+    """
+
+    number: int
+    data: str
+    shift: str
+    encoder: str
+    settings: Settings
+
+
+def _labels(count: int) -> tuple[str, Settings]:
+    return f"{count} classes a client", {"partition": "label-subset", "classes-per-client": count}
+
+
+def _dirichlet(alpha: float) -> tuple[str, Settings]:
+    return f"Dirichlet {alpha}", {"partition": "dirichlet", "alpha": alpha}
+
+
+ROTATION: tuple[str, Settings] = ("rotation", {"partition": "rotation"})
+IID: tuple[str, Settings] = ("none (IID)", {"partition": "iid"})
+_CELLS = (("ten", IID, "resnet18"),
+          ("ten", _labels(2), "resnet18"), ("ten", _labels(5), "resnet18"), ("ten", _dirichlet(0.1), "resnet18"),
+          ("ten", _dirichlet(0.5), "resnet18"), ("ten", ROTATION, "resnet18"), ("hundred", _labels(10), "resnet18"),
+          ("hundred", _labels(20), "resnet18"), ("hundred", _dirichlet(0.1), "resnet18"), ("hundred", ROTATION, "resnet18"),
+          ("ten", _dirichlet(0.1), "mobilenetv2"), ("hundred", _labels(10), "mobilenetv2"))
+CONFIGURATIONS: dict[int, Configuration] = {n: Configuration(n, data, shift, encoder, settings)
+                                            for n, (data, (shift, settings), encoder) in enumerate(_CELLS)}
+ZERO, GRID = 0, tuple(range(1, 12))
+TUNED_ON, TUNING_SEED = 3, 100  # the middle of the label shifts, which are nine of the eleven
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a run is.
+
+    Attributes
+    ----------
+    models : encoder -> run-config keys of its model.
+    images : data -> images a class, to train on and to test on; 0 takes all there are.
+    settings : run-config keys that all runs share.
+    milliseconds : encoder -> of one core, to train on an image; what ``--dry`` reckons with until runs of this machine are there.
+    """
+
+    models: Mapping[str, Settings]
+    images: Mapping[str, tuple[int, int]]
+    settings: Settings
+    milliseconds: Mapping[str, float]
+
+
+# official tests are divided in proportion to a client's training classes, so that no image changes sides (report 9 of PEERS.md)
+_COMMON: Settings = {"test-split": "official", "score-every": 100_000, "channels-last": True}
+SCALES: dict[str, Scale] = {
+    "lite": Scale(
+        models={"resnet18": {"model": "benchmarks.hdc_fl.encoders:resnet18", "width": 8},
+                # its last features are one pixel large: BatchNorm over 25 of them is noise, and half the batches cost two thirds
+                "mobilenetv2": {"model": "benchmarks.hdc_fl.encoders:mobilenetv2", "width": 8, "batch": 50}},
+        images={"ten": (450, 400), "hundred": (45, 40)},
+        settings={**_COMMON, "device": "cpu", "clients": 16, "rounds": 9, "epochs": 2, "batch": 25, "lr": 0.03},
+        milliseconds={"resnet18": 0.6, "mobilenetv2": 1.2}),
+    "full": Scale(
+        models={"resnet18": {"model": "resnet18", "width": 64}, "mobilenetv2": {"model": "mobilenetv2", "width": 32}},
+        images={"ten": (0, 0), "hundred": (0, 0)},
+        settings={**_COMMON, "clients": 20, "rounds": 100, "epochs": 5, "batch": 64, "lr": 0.01},
+        milliseconds={"resnet18": 35.0, "mobilenetv2": 12.0}),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the tables.
+
+    Attributes
+    ----------
+    settings : what makes it, as run-config keys.
+    searched : the one setting of its own that is searched, with two values; empty if it has none.
+    as_of : the method whose chosen values it takes over, "" if it is searched itself.
+    """
+
+    settings: Settings
+    searched: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    as_of: str = ""
+
+    def tries(self) -> list[dict[str, Value]]:
+        """Six settings: three learning rates by two own values, or six learning rates in the same range."""
+        grid = {"lr": RATES if self.searched else MORE_RATES, **self.searched}
+        return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+RATES, MORE_RATES = (0.01, 0.03, 0.1), (0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
+
+
+def _rival(name: str, **searched: tuple[Value, ...]) -> Method:
+    return Method({"method": name}, {f"{name}.{key.replace('_', '-')}": values for key, values in searched.items()})
+
+
+# the first own value is the default; most of these are the sources' (METHODS.md 1.7), thresholds in weight space need other scales
+METHODS: dict[str, Method] = {
+    OURS: _rival("hdc-fl", temperature=(0.3, 0.1)),
+    CONTROL: Method({"method": "hdc-fl", "hdc-fl.grouping": "random"}, as_of=OURS),
+    PLAIN: _rival("fedper"),
+    "fedavg": _rival("fedavg"),
+    "local-only": _rival("local-only"),
+    "fedrep": _rival("fedrep", head_epochs=(10, 2)),
+    "fedbabu": _rival("fedbabu", tune_epochs=(10, 2)),
+    "fedavg-ft": _rival("fedavg-ft", tune_epochs=(10, 2)),
+    "ditto": _rival("ditto", pull=(1.0, 0.1)),
+    "fedbn": _rival("fedbn"),
+    "ifca": _rival("ifca", num_clusters=(2, 4)),
+    "cfl": _rival("cfl", eps1=(0.4, 2.0)),
+    "fedamp": _rival("fedamp", sigma=(1.0, 100.0)),
+    "fedproto": _rival("fedproto", pull=(1.0, 0.1)),
+    "pfedsim": _rival("pfedsim", warm_up=(0.5, 0.25)),
+    "knn-per": _rival("knn-per", weight=(0.5, 0.75)),
+}
+RIVALS = tuple(name for name in METHODS if name not in (OURS, CONTROL, "local-only"))
+# what METHODS.md 1.8 names to try where the mixture does not help; a table of their own, in no average or rank
+VARIANTS: dict[str, Method] = {
+    f"hdc-fl, {name}": Method({"method": "hdc-fl", **settings}, as_of=OURS) for name, settings in {
+        "better of both": {"hdc-fl.serve": "better"},
+        "shrunk": {"hdc-fl.shrink": True},
+        "clusters of 3 or more": {"hdc-fl.min-cluster-size": 3},
+        "clusters of 4 or more, shrunk": {"hdc-fl.min-cluster-size": 4, "hdc-fl.shrink": True},
+        "refresh every round": {"hdc-fl.refresh-every": 1},
+        "rank by parallel analysis": {"hdc-fl.rank": "parallel"},
+        "the head itself": {"hdc-fl.signal": "head"},
+    }.items()}
+ROWS: dict[str, Method] = METHODS | VARIANTS
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: ``settings`` are complete but for the data file and folders; ``tuning`` is on training images alone."""
+
+    scale: str
+    configuration: int
+    row: str
+    seed: int
+    settings: Settings
+    tuning: bool = False
+
+    @property
+    def name(self) -> str:
+        words = f"{self.configuration} {self.row} seed {self.seed}"
+        return words.replace(",", "").replace(" ", "_").replace("=", "_")
+
+    @property
+    def cell(self) -> Configuration:
+        return CONFIGURATIONS[self.configuration]
+
+
+def planned(scale: str, configurations: tuple[int, ...], rows: tuple[str, ...], seeds: tuple[int, ...],
+            chosen: Mapping[str, Settings], changed: Settings) -> list[Job]:
+    """Every run, seed by seed, so that all methods have a seed before any has the next."""
+    return [Job(scale, number, row, seed, {**base_of(scale, number), **ROWS[row].settings, **chosen.get(ROWS[row].as_of or row, {}),
+                                           **_own(row), **changed, "seed": seed})
+            for seed in seeds for number in configurations for row in rows]
+
+
+def base_of(scale: str, number: int) -> Settings:
+    """What all methods share in one configuration."""
+    cell, of = CONFIGURATIONS[number], SCALES[scale]
+    return {**of.settings, **of.models[cell.encoder], **cell.settings}
+
+
+def _own(row: str) -> Settings:
+    # a variant keeps what makes it, whatever was chosen for the method it is a variant of
+    return ROWS[row].settings if ROWS[row].as_of else {}
+
+
+def searches(scale: str, rows: tuple[str, ...], changed: Settings, number: int = TUNED_ON) -> Iterator[Job]:
+    """The search: as many tries for every method, on training images of one configuration, divided by a seed of their own."""
+    for row in rows:
+        for number_of_try, tried in enumerate(() if ROWS[row].as_of else ROWS[row].tries()):
+            yield Job(scale, number, f"{row} try {number_of_try}", TUNING_SEED,
+                      {**base_of(scale, number), **ROWS[row].settings, **tried, "test-split": "own", "test-fraction": 0.25, **changed,
+                       "seed": TUNING_SEED}, tuning=True)

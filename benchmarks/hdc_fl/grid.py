@@ -1,0 +1,107 @@
+"""Results put in order: which runs are compared, configuration by configuration, on the seeds that all methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from benchmarks.hdc_fl.configurations import OURS
+from benchmarks.hdc_fl.paired import FIGURES, Difference, average_ranks, difference, macro, over_seeds
+from benchmarks.hdc_fl.results import Result, check_comparable
+
+Kind = Literal["served", "adapted"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration.
+
+    Attributes
+    ----------
+    seeds : those that every method here has. left_out : those that only some have; they are in no figure.
+    scores : method -> (S, N), clients in the same order for all.
+    unscored : clients without a score under some method, by seed or not; they are in no figure either.
+    """
+
+    number: int
+    title: str
+    seeds: tuple[int, ...]
+    left_out: tuple[int, ...]
+    scores: Mapping[str, np.ndarray]
+    unscored: int
+    results: Mapping[str, Sequence[Result]]
+
+    @property
+    def clients(self) -> int:
+        return next(iter(self.scores.values())).shape[1]
+
+    def figure(self, method: str, name: str) -> float:
+        return over_seeds(self.scores[method], name)[0]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every configuration that has results, for one kind of score. Served and adapted are two grids."""
+
+    kind: Kind
+    cells: Mapping[int, Cell]
+    rows: tuple[str, ...]
+
+    @cached_property
+    def complete(self) -> tuple[str, ...]:
+        """The methods with results in every configuration: only they have averages and ranks."""
+        return tuple(row for row in self.rows if all(row in cell.scores for cell in self.cells.values()))
+
+    def averages(self, figure: str) -> dict[str, float]:
+        """Macro-average over configurations, by method."""
+        return {row: float(np.mean([cell.figure(row, figure) for cell in self.cells.values()])) for row in self.complete}
+
+    def ranks(self, figure: str) -> dict[str, float]:
+        return average_ranks([{row: cell.figure(row, figure) for row in self.complete} for cell in self.cells.values()])
+
+    @cached_property
+    def differences(self) -> dict[tuple[int, str, str], Difference]:
+        """(configuration, method, figure) -> HDC-FL less the method; the same draws for all methods of a configuration."""
+        return {(number, row, figure): difference(cell.scores[OURS], cell.scores[row], figure, seed=number)
+                for number, cell in self.cells.items() if OURS in cell.scores
+                for row in cell.scores if row != OURS for figure in FIGURES}
+
+    def against(self, row: str, figure: str) -> list[Difference]:
+        """HDC-FL less ``row`` in every configuration that has both."""
+        return [d for (_, other, name), d in self.differences.items() if (other, name) == (row, figure)]
+
+    def macro_against(self, row: str, figure: str) -> Difference | None:
+        """The macro-averaged difference; None for methods that are not complete, and HDC-FL itself."""
+        return macro(self.against(row, figure)) if row != OURS and {OURS, row} <= set(self.complete) else None
+
+
+def grid_of(results: Iterable[Result], rows: Sequence[str], kind: Kind, titles: Mapping[int, str]) -> Grid:
+    """Results in order.
+
+    Raises
+    ------
+    MixedResults
+        If runs of one configuration and seed rest on different splits, images or budgets.
+    """
+    wanted = [r for r in results if r.row in rows and r.configuration in titles and not np.isnan(getattr(r, kind)).all()]
+    check_comparable(wanted)
+    numbers = sorted({r.configuration for r in wanted})
+    cells = {number: _cell(number, titles[number], [r for r in wanted if r.configuration == number], rows, kind) for number in numbers}
+    cells = {number: cell for number, cell in cells.items() if cell.seeds}
+    return Grid(kind, cells, tuple(row for row in rows if any(row in cell.scores for cell in cells.values())))
+
+
+def _cell(number: int, title: str, results: Sequence[Result], rows: Sequence[str], kind: Kind) -> Cell:
+    by_row = {row: {r.seed: r for r in results if r.row == row} for row in rows}
+    by_row = {row: runs for row, runs in by_row.items() if runs}
+    all_seeds = {seed for runs in by_row.values() for seed in runs}
+    seeds = tuple(sorted(set.intersection(*(set(runs) for runs in by_row.values()))))
+    scores = {row: np.array([getattr(runs[seed], kind) for seed in seeds]) for row, runs in by_row.items()} if seeds else {}
+    # a client may lack a score in one seed's split and not in another's: it is left out of both, to keep arrays square
+    scored = np.all([np.isfinite(runs).all(0) for runs in scores.values()], axis=0) if scores else np.array([], bool)
+    return Cell(number, title, seeds, tuple(sorted(all_seeds - set(seeds))), {row: runs[:, scored] for row, runs in scores.items()},
+                int((~scored).sum()), {row: [runs[seed] for seed in seeds] for row, runs in by_row.items()})

@@ -1,0 +1,57 @@
+"""Everything, by one command: the search, the grid, more seeds, the anchors, the tables and pictures. What is there is not run again.
+
+    FEDHEARTH_DATA=FOLDER python -m benchmarks.hdc_fl.rebuild --work FOLDER [--scale lite|full] [--jobs 2] [--gpus 0 1]
+        [--keep FOLDER] [--dry]
+
+Delete ``benchmarks/hdc_fl/SCALE`` first to begin from nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.hdc_fl.configurations import GRID, SCALES
+
+ROOT = Path(__file__).resolve().parents[2]
+# more seeds where they tell most: two label shifts, Dirichlet, rotation on both data sets
+MORE_ON, MORE_SEEDS = (1, 3, 5, 6, 9), (0, 1, 2)
+VARIANTS_ON = (1, 3, 5)
+
+
+def steps(scale: str, keep: str) -> list[list[str]]:
+    """The commands, in order."""
+    kept = ["--keep", keep] if keep else []
+    numbers = [list(map(str, found)) for found in (GRID, MORE_ON, MORE_SEEDS, VARIANTS_ON)]
+    return [["tune"],
+            ["sweep", *kept, "--configurations", *numbers[0]],
+            ["sweep", *kept, "--configurations", *numbers[1], "--seeds", *numbers[2]],
+            ["sweep", *kept, "--rows", "variants", "--configurations", *numbers[3]],
+            ["anchors", "--seeds", *numbers[2][:1]]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--scale", choices=SCALES, default="lite")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--gpus", nargs="*", default=[])
+    parser.add_argument("--machine", default="")
+    parser.add_argument("--keep", default="")
+    parser.add_argument("--dry", action="store_true")
+    a = parser.parse_args()
+    shared = ["--work", str(a.work), "--scale", a.scale, "--jobs", str(a.jobs), *(["--gpus", *a.gpus] if a.gpus else []),
+              *(["--machine", a.machine] if a.machine else []), *(["--dry"] if a.dry else [])]
+    for name, *words in steps(a.scale, a.keep):
+        print(f"== {name} {' '.join(words)}", flush=True)
+        # a failed run is told and the rest goes on; what cannot be done at all ends it here
+        if subprocess.run([sys.executable, "-m", f"benchmarks.hdc_fl.{name}", *shared, *words], cwd=ROOT).returncode and name == "tune":
+            return 1
+    return 0 if a.dry else subprocess.run([sys.executable, "-m", "benchmarks.hdc_fl.tables", "--scale", a.scale], cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""One JSON a run: written whole or not at all, read back with what makes runs comparable checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.hdc_fl.configurations import Job, Settings
+
+# settings in which runs of one configuration must agree: the budget, the data and the model
+BUDGET = ("rounds", "epochs", "batch", "clients", "fraction", "model", "width", "partition", "alpha", "classes-per-client", "test-split",
+          "test-fraction", "momentum", "weight-decay", "bn", "precision", "weighting")
+
+
+class MixedResults(ValueError):
+    """Results that must not stand in one table. The text says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left. ``served`` and ``adapted`` are (N,), in the order of the clients' names; NaN where a client was not scored."""
+
+    name: str
+    configuration: int
+    row: str
+    seed: int
+    served: np.ndarray
+    adapted: np.ndarray
+    content: Mapping[str, Any]
+
+    @property
+    def split(self) -> tuple[str, str, str]:
+        """What runs must share to be compared: split, pixels and how the data are called."""
+        return self.content["split_hash"], self.content["images"]["digest"], self.content["images"]["title"]
+
+
+def machine(named: str = "") -> dict[str, Any]:
+    """Which machine measures: timings of two are never put together. ``named``, or a digest that tells no name."""
+    import torch
+
+    cpu = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    found = {"cpu": cpu, "cores": os.cpu_count() or 1, "gpu": gpu, "system": platform.system()}
+    told = json.dumps([platform.node(), *found.values()])
+    return {"id": named or hashlib.sha256(told.encode()).hexdigest()[:8], **found}
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """A line a key, in one step: whoever kills a sweep finds a whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text("{\n" + text + "\n}\n", encoding="utf-8")
+    part.replace(path)
+
+
+def read(path: Path) -> Result:
+    """One result; raises ``MixedResults`` if the file is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        served, adapted = (np.array([np.nan if value is None else value for value in content["clients"][key]], float)
+                           for key in ("served", "adapted"))
+        return Result(path.stem, content["configuration"], content["row"], content["seed"], served, adapted, content)
+    except (ValueError, KeyError, TypeError) as fault:
+        raise MixedResults(f"{path} is damaged ({type(fault).__name__}); delete it, and the sweep makes it anew") from fault
+
+
+def read_all(folder: Path) -> list[Result]:
+    """Every result in ``folder``, by name; leftovers of a killed sweep end in ``.part`` and are none."""
+    return [read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def there(job: Job, folder: Path) -> Result | None:
+    """The result of ``job``, None if it is not there yet.
+
+    Raises
+    ------
+    MixedResults
+        If the file holds a run of other settings: it must not pass for this one.
+    """
+    path = folder / f"{job.name}.json"
+    if not path.exists():
+        return None
+    found = read(path)
+    if differing := differences(found.content["settings"], job.settings):
+        raise MixedResults(f"{path} is a run of other settings ({differing}): delete it, or name another folder with --results")
+    return found
+
+
+def differences(ours: Settings, theirs: Settings) -> str:
+    """``key: a, not b`` for every differing key, "" if there is none."""
+    return "; ".join(f"{key}: {ours.get(key)!r}, not {theirs.get(key)!r}" for key in sorted(ours.keys() | theirs.keys())
+                     if ours.get(key) != theirs.get(key))
+
+
+def check_comparable(results: Iterable[Result]) -> None:
+    """Raise ``MixedResults`` unless runs of one configuration and seed rest on the same split, images and budget."""
+    first: dict[tuple[int, int], Result] = {}
+    for result in results:
+        other = first.setdefault((result.configuration, result.seed), result)
+        if result.split != other.split or len(result.served) != len(other.served):
+            raise MixedResults(f"{result.name} and {other.name} rest on different splits or images ({result.split[0][:12]} of "
+                               f"{result.split[2]}, {other.split[0][:12]} of {other.split[2]}): run both on the same data")
+        budgets = [{key: value for key, value in r.content["settings"].items() if key in BUDGET} for r in (result, other)]
+        if differing := differences(*budgets):
+            raise MixedResults(f"{result.name} and {other.name} had different budgets ({differing}): run one of them anew")

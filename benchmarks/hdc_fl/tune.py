@@ -1,0 +1,81 @@
+"""The same small search for every method: learning rate by one setting of its own, as many tries each, on one configuration.
+
+    FEDHEARTH_DATA=FOLDER python -m benchmarks.hdc_fl.tune --work FOLDER [--scale lite] [--rows methods] [--on 3] [--jobs 2] [--dry]
+
+It sees the training images alone: clients hold a quarter of them out, divided by a seed that no result has, so no figure is from an image
+that chose a setting. The best of a method's tries is the one with the highest sum of served mean and bottom 20 %, so that neither is bought
+with the other. ``tuned.json`` keeps the budget, every try and what was chosen; the sweep reads it. Resumable as the sweep is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hdc_fl.configurations import CONFIGURATIONS, ROWS, TUNED_ON, Job, searches
+from benchmarks.hdc_fl.images import NoImages
+from benchmarks.hdc_fl.results import MixedResults, Result, check_comparable, there, write
+from benchmarks.hdc_fl.sweep import HERE, arguments, bench_of, dry, rows_of, run_all
+
+CRITERION = "the sum of served mean and bottom 20 %"
+
+
+def score(result: Result) -> float:
+    """What tries are compared by: half the sum, so that it reads as an accuracy."""
+    return (result.content["served"]["mean"] + result.content["served"]["bottom20"]) / 2
+
+
+def outcome(jobs: Sequence[Job], found: Mapping[str, Result]) -> dict[str, Any]:
+    """``tuned.json`` from the tries: job name -> result; a try that failed (it diverged, say) has no score and is not chosen.
+
+    Raises
+    ------
+    MixedResults
+        If tries differ in split or budget, or a method has none that ended.
+    """
+    check_comparable(found.values())
+    tried: dict[str, list[dict[str, Any]]] = {}
+    for job in jobs:
+        row, _, number = job.row.rpartition(" try ")
+        scored = score(found[job.name]) if job.name in found else None
+        tried.setdefault(row, []).append({"settings": ROWS[row].tries()[int(number)], "score": scored})
+    if without := [row for row, tries in tried.items() if all(t["score"] is None for t in tries)]:
+        raise MixedResults(f"no try of {', '.join(without)} has ended well; see what the runs say above")
+    best = {row: max((t for t in tries if t["score"] is not None), key=lambda t: t["score"]) for row, tries in tried.items()}
+    ended = {row: [t["score"] for t in tries if t["score"] is not None] for row, tries in tried.items()}
+    first = next(iter(found.values())).content
+    return {"configuration": jobs[0].configuration, "images": f"the training images of {first['images']['title']}",
+            "tries": max(map(len, tried.values())), "rounds": jobs[0].settings["rounds"], "seed": jobs[0].seed, "criterion": CRITERION,
+            "split_hash": first["split_hash"], "core_hours": round(sum(r.content["seconds"]["cpu"] for r in found.values()) / 3600, 2),
+            "chosen": {row: t["settings"] for row, t in best.items()},
+            "scores": {row: [min(scores), max(scores)] for row, scores in ended.items()}, "tried": tried}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    arguments(parser)
+    parser.add_argument("--rows", nargs="+", default=["methods"])
+    parser.add_argument("--on", type=int, default=TUNED_ON, choices=CONFIGURATIONS, metavar="NUMBER", help="the configuration")
+    a = parser.parse_args()
+    bench, changed = bench_of(a, "tuning")
+    jobs = list(searches(a.scale, rows_of(a.rows), changed, a.on))
+    try:
+        if a.dry:
+            print(dry(jobs, bench))
+            return 0
+        failed = run_all(jobs, bench)
+        found = {job.name: result for job in jobs if (result := there(job, bench.results))}
+        told = outcome(jobs, found)
+    except (NoImages, MixedResults) as fault:
+        sys.exit(str(fault))
+    path = (HERE / a.scale if bench.results == HERE / a.scale / "tuning" else Path(bench.results)) / "tuned.json"
+    write(path, told)
+    print("\n".join(f"{row:16s} {chosen}" for row, chosen in told["chosen"].items()) + f"\n{path}; {len(failed)} tries failed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,414 @@
+"""The HDC-FL benchmark: its statistics by hand, its runs as data, and what it refuses to put in one table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.hdc_fl import anchors, paired, sweep, tables, tune
+from benchmarks.hdc_fl.configurations import (
+    CONFIGURATIONS,
+    CONTROL,
+    GRID,
+    METHODS,
+    OURS,
+    RIVALS,
+    ROWS,
+    SCALES,
+    Job,
+    base_of,
+    planned,
+    searches,
+)
+from benchmarks.hdc_fl.cost import estimate, hours, of_machine, reckoned
+from benchmarks.hdc_fl.encoders import resnet18
+from benchmarks.hdc_fl.grid import grid_of
+from benchmarks.hdc_fl.images import Images, NoImages, Source, chosen, digest, prepared
+from benchmarks.hdc_fl.results import BUDGET, MixedResults, Result, check_comparable, machine, read, read_all, there, write
+from strategies.registry import parse_run_config
+
+ROOT = Path(__file__).parents[1]
+NAMED = {1: "one", 2: "two"}
+
+
+def content(configuration: int, row: str, seed: int, served: list[float], **changed: Any) -> dict[str, Any]:
+    """What a run leaves, with these closing scores."""
+    scores = np.array(served)
+    tail = {"mean": float(scores.mean()), "worst": float(scores.min()), "bottom20": float(paired.bottom20(scores))}
+    settings = {**base_of("lite", configuration), **ROWS[row].settings, "seed": seed} if row in ROWS else {"seed": seed}
+    return {"scale": "lite", "configuration": configuration, "row": row, "seed": seed, "settings": settings,
+            "images": {"title": "CIFAR-10 (12,000 images)", "digest": "d"}, "split_hash": f"split of {configuration} {seed}",
+            "clients": {"served": served, "adapted": [None] * len(served), "n_test": [50] * len(served)},
+            "served": tail, "served_raw": tail,
+            "seconds": {"cpu": 60.0, "wall": 70.0}, "machine": {"id": "here", "cpu": "C", "cores": 2, "gpu": ""}, **changed}
+
+
+def result(configuration: int, row: str, seed: int, served: list[float], folder: Path, **changed: Any) -> Result:
+    path = folder / f"{configuration}_{row}_{seed}.json".replace(" ", "_")
+    write(path, content(configuration, row, seed, served, **changed))
+    return read(path)
+
+
+# statistics
+
+def test_figures_by_hand() -> None:
+    runs = np.array([[0.5, 0.1, 0.9, 0.3, 0.7, 0.2]])  # the bottom 20 % of six are two
+    assert paired.bottom20(runs).tolist() == pytest.approx([0.15])
+    assert paired.over_seeds(runs, "worst") == (0.1, None)
+    value, std = paired.over_seeds(np.array([[0.2, 0.4], [0.6, 0.8]]), "mean")
+    assert (value, std) == (pytest.approx(0.5), pytest.approx(0.4 / 2**0.5))
+
+
+def test_the_bootstrap_is_paired() -> None:
+    theirs = np.array([[0.1, 0.9, 0.4]])
+    for figure in paired.FIGURES:  # the same distance for every client leaves nothing to chance, however clients differ
+        found = paired.difference(theirs + 0.1, theirs, figure)
+        assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1)) and found.clear
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [([[1.0, 0.0]], [[0.0, 0.0]]), ([[1.0, 1.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]])])
+def test_the_bootstrap_draws_seeds_and_clients(ours: list[list[float]], theirs: list[list[float]]) -> None:
+    """Two clients of one seed, or two seeds of like clients, that differ by 1 and 0: the mean is 0, 1/2, 1 with chances 1/4, 1/2, 1/4."""
+    found = paired.difference(np.array(ours), np.array(theirs), "mean", draws=4000)
+    assert (found.value, found.low, found.high, found.clear) == (0.5, 0.0, 1.0, False)
+    assert [np.mean(found.draws == v) for v in (0.0, 0.5, 1.0)] == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
+
+
+def test_clients_are_drawn_within_each_seed() -> None:
+    """Two seeds of two clients, 1 and 0 in each: the mean of two independent draws is not 0 or 1 a quarter of the time."""
+    ours = np.array([[1.0, 0.0], [1.0, 0.0]])
+    draws = paired.difference(ours, np.zeros((2, 2)), "mean", draws=4000).draws
+    assert np.mean(draws == 0.0) == pytest.approx(1 / 16, abs=0.02) and np.mean(draws == 0.25) == pytest.approx(1 / 4, abs=0.03)
+
+
+def test_what_the_bootstrap_refuses() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        paired.difference(np.zeros((1, 2)), np.zeros((1, 3)), "mean")
+    with pytest.raises(ValueError, match="finite"):
+        paired.difference(np.array([[np.nan, 1.0]]), np.zeros((1, 2)), "mean")
+
+
+def test_macro_difference_by_hand() -> None:
+    first, second = (paired.Difference(v, v, v, np.array([v, v + 0.1])) for v in (0.2, 0.4))
+    found = paired.macro([first, second])
+    assert (found.value, found.draws.tolist()) == (pytest.approx(0.3), pytest.approx([0.3, 0.4]))
+    assert (found.low, found.high) == pytest.approx((0.3025, 0.3975))
+
+
+def test_ranks_with_ties() -> None:
+    table = {"a": 0.5, "b": 0.7, "c": 0.1 + 0.4, "d": 0.1}
+    assert paired.ranks(table) == {"a": 2.5, "b": 1.0, "c": 2.5, "d": 4.0}
+    assert paired.average_ranks([table, {"a": 0.9, "b": 0.8, "c": 0.1, "d": 0.2}]) == {"a": 1.75, "b": 1.5, "c": 3.25, "d": 3.5}
+    with pytest.raises(ValueError, match="same methods"):
+        paired.average_ranks([table, {"a": 1.0}])
+
+
+def test_win_tie_loss() -> None:
+    assert paired.win_tie_loss([0.01, 0.005, 0.805 - 0.8, -0.005, -0.0051, 0.0, 0.3]) == (2, 4, 1)
+
+
+# results in order
+
+def test_averages_weigh_configurations_alike(tmp_path: Path) -> None:
+    """Two seeds in one configuration count no more than one in the other: (.5 + .9) / 2, not (.3 + .7 + .9) / 3."""
+    runs = [result(1, OURS, 0, [0.2, 0.4], tmp_path), result(1, OURS, 1, [0.6, 0.8], tmp_path), result(2, OURS, 0, [0.9, 0.9], tmp_path)]
+    grid = grid_of(runs, [OURS], "served", NAMED)
+    assert grid.averages("mean") == {OURS: pytest.approx(0.7)} and grid.averages("worst") == {OURS: pytest.approx((0.4 + 0.9) / 2)}
+    assert (grid.cells[1].seeds, grid.cells[1].clients) == ((0, 1), 2)
+
+
+def test_only_shared_seeds_and_complete_methods_are_averaged(tmp_path: Path) -> None:
+    told = [(1, OURS, 0, [0.2, 0.4]), (1, OURS, 1, [0.6, 0.8]), (1, "fedper", 0, [0.1, 0.4]), (2, OURS, 0, [0.9, 0.9]),
+            (2, "fedper", 0, [0.9, 0.8]), (2, "cfl", 0, [0.1, 0.1])]
+    runs = [result(*each, tmp_path) for each in told]
+    grid = grid_of(runs, list(METHODS), "served", NAMED)
+    assert (grid.cells[1].seeds, grid.cells[1].left_out, grid.complete) == ((0,), (1,), (OURS, "fedper"))
+    assert grid.averages("mean")[OURS] == pytest.approx((0.3 + 0.9) / 2) and grid.ranks("mean") == {OURS: 1.0, "fedper": 2.0}
+    gap = grid.macro_against("fedper", "worst")
+    assert gap is not None and gap.value == pytest.approx(0.1) and grid.macro_against("cfl", "worst") is None
+    assert not grid_of(runs, list(METHODS), "adapted", NAMED).cells  # nothing was scored so, and served never stands in
+
+
+def test_a_client_without_a_score_is_left_out_of_all_rows(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", content(1, OURS, 0, [0.5, 0.1, 0.9]))
+    told = content(1, "fedper", 0, [0.4, 0.2, 0.8])
+    told["clients"]["served"][1] = None
+    write(tmp_path / "b.json", told)
+    cell = grid_of(read_all(tmp_path), [OURS, "fedper"], "served", NAMED).cells[1]
+    assert (cell.unscored, cell.scores[OURS].tolist(), cell.scores["fedper"].tolist()) == (1, [[0.5, 0.9]], [[0.4, 0.8]])
+
+
+@pytest.mark.parametrize(("changed", "told"), [({"split_hash": "other"}, "different splits"),
+                                               ({"images": {"title": "CIFAR-10", "digest": "e"}}, "different splits or images"),
+                                               ({"settings": {"rounds": 3}}, "different budgets")])
+def test_different_splits_and_budgets_are_not_mixed(changed: dict[str, Any], told: str, tmp_path: Path) -> None:
+    runs = [result(1, OURS, 0, [0.5], tmp_path), result(1, "fedper", 0, [0.5], tmp_path, **changed)]
+    with pytest.raises(MixedResults, match=told):
+        grid_of(runs, list(METHODS), "served", NAMED)
+    check_comparable([runs[0], replace(runs[1], seed=1)])  # seeds are splits of their own
+    with pytest.raises(MixedResults, match="different budgets"):
+        check_comparable([runs[0], result(1, "cfl", 0, [0.5], tmp_path, settings=dict(runs[0].content["settings"]) | {"epochs": 7})])
+
+
+def test_images_of_two_names_are_not_mixed(tmp_path: Path) -> None:
+    runs = [result(1, OURS, seed, [0.5], tmp_path, images={"title": title, "digest": "d"}) for seed, title in enumerate(("A", "B"))]
+    with pytest.raises(MixedResults, match="keep one of them"):
+        tables.titles(runs)
+
+
+# resuming
+
+def test_a_killed_writer_leaves_whole_files_only(tmp_path: Path) -> None:
+    program = ("import sys; from pathlib import Path; from benchmarks.hdc_fl.results import write\n"
+               "for n in range(10**6): write(Path(sys.argv[1], f'{n % 50}.json'), {'n': n, 'much': [n] * 20000})")
+    writer = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT)
+    end = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.json"))) < 5 and time.monotonic() < end:
+        time.sleep(0.02)
+    writer.kill()
+    writer.wait()
+    found = list(tmp_path.glob("*.json"))
+    assert len(found) >= 5
+    for path in found:
+        told = json.loads(path.read_text())
+        assert told["much"] == [told["n"]] * 20000
+
+
+def test_an_interrupted_write_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "run.json", {"a": 1})
+    assert not (tmp_path / "run.json").exists() and read_all(tmp_path) == []
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = planned("lite", (1, 2), (OURS, "fedper"), (0,), {}, {})
+    bench = sweep.Bench(tmp_path, tmp_path, tmp_path / "runs")
+    began: list[str] = []
+
+    def run(job: Job, bench: sweep.Bench) -> Result:
+        began.append(job.name)
+        if job.name == "2_hdc-fl_seed_0" and len(began) < 5:
+            raise RuntimeError("2_hdc-fl_seed_0: broken")
+        write(bench.results / f"{job.name}.json", content(job.configuration, job.row, job.seed, [0.5, 0.7]))
+        return read(bench.results / f"{job.name}.json")
+
+    monkeypatch.setattr(sweep, "run", run)
+    monkeypatch.setattr(sweep, "prepared", lambda *_: Images(tmp_path, "images", "d"))
+    assert sweep.run_all(jobs, bench) == ["2_hdc-fl_seed_0: broken"]  # the others ran all the same
+    assert sorted(began) == sorted(job.name for job in jobs)
+    assert sweep.run_all(jobs, bench) == [] and began[4:] == ["2_hdc-fl_seed_0"]
+    assert sweep.run_all(jobs, bench) == [] and len(began) == 5
+    assert "4 of 4 runs are there" in capsys.readouterr().out
+    assert "4 runs, 4 there; 0.00 core-hours to go" in sweep.dry(jobs, bench)
+
+
+def test_a_run_of_other_settings_does_not_pass_for_this_one(tmp_path: Path) -> None:
+    job = planned("lite", (1,), ("fedper",), (0,), {}, {})[0]
+    assert there(job, tmp_path) is None
+    write(tmp_path / f"{job.name}.json", content(1, "fedper", 0, [0.5]))
+    assert there(job, tmp_path) is not None
+    with pytest.raises(MixedResults, match="lr: 0.03, not 0.1"):
+        there(replace(job, settings={**job.settings, "lr": 0.1}), tmp_path)
+    (tmp_path / f"{job.name}.json").write_text('{"half": ')
+    with pytest.raises(MixedResults, match="delete it"):
+        there(job, tmp_path)
+
+
+# what is run
+
+def test_the_grid_is_that_of_the_design() -> None:
+    shifts = [(c.data, c.shift, c.encoder) for n, c in CONFIGURATIONS.items() if n in GRID]
+    assert len(GRID) == len(set(shifts)) == 11 and len(RIVALS) >= 11
+    assert sum(data == "hundred" for data, *_ in shifts) == 5 and sum(encoder == "mobilenetv2" for *_, encoder in shifts) == 2
+    assert [CONFIGURATIONS[n].settings for n in (1, 3, 5)] == [{"partition": "label-subset", "classes-per-client": 2},
+                                                               {"partition": "dirichlet", "alpha": 0.1}, {"partition": "rotation"}]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_planned_run_can_be_run(scale: str) -> None:
+    values = {row: method.tries()[-1] for row, method in METHODS.items() if not method.as_of}
+    jobs = planned(scale, tuple(CONFIGURATIONS), tuple(ROWS), (0,), values, {})
+    tried = list(searches(scale, tuple(METHODS), {}))
+    assert len({job.name for job in jobs}) == len(jobs) == 12 * len(ROWS)
+    for job in [*jobs, *tried]:
+        parse_run_config(dict(job.settings))
+    per_method = {row: sum(job.row.startswith(f"{row} try") for job in tried) for row in METHODS}
+    assert per_method == {row: 0 if row == CONTROL else 6 for row in METHODS}  # the same search for all, and the control's is HDC-FL's
+    of = {(job.row, job.configuration, job.seed): job.settings for job in jobs}
+    ours, control = of[OURS, 3, 0], of[CONTROL, 3, 0]
+    assert {k: v for k, v in control.items() if ours.get(k) != v} == {"hdc-fl.grouping": "random"}
+    # no search buys a larger budget, and none sees a test image or a seed of the results
+    assert not any(set(t) & set(BUDGET) for method in METHODS.values() for t in method.tries())
+    assert all(job.tuning and job.settings["test-split"] == "own" and job.seed not in (0, 1, 2) for job in tried)
+
+
+def test_a_variant_keeps_what_makes_it() -> None:
+    job = planned("lite", (1,), ("hdc-fl, refresh every round",), (0,), {OURS: {"lr": 0.5, "hdc-fl.refresh-every": 9}}, {})[0]
+    assert (job.settings["lr"], job.settings["hdc-fl.refresh-every"]) == (0.5, 1)
+
+
+def source(train: int, test: int) -> Source:
+    """Two classes; every image is filled with its number, and tests begin at 100."""
+    def pixels(part: int, rows: np.ndarray) -> np.ndarray:
+        return np.broadcast_to((rows + 100 * part).astype(np.uint8)[:, None, None, None], (len(rows), 4, 4, 3)).copy()
+
+    labels = (np.arange(train) % 2, np.arange(test) % 2)
+    return Source("some", labels, pixels, np.array(["a", "b"]))
+
+
+def test_no_image_is_on_both_sides() -> None:
+    arrays = chosen(source(20, 4), train=3, test=4)
+    numbers = {part: arrays[f"x_{part}"][:, 0, 0, 0].tolist() for part in ("train", "test")}
+    assert numbers == {"train": [0, 1, 2, 3, 4, 5], "test": [100, 101, 102, 103, 16, 17, 18, 19]}  # official ones, then the last
+    assert arrays["y_test"].tolist() == [0, 1, 0, 1, 0, 1, 0, 1]
+    with pytest.raises(NoImages, match="too few"):
+        chosen(source(6, 4), train=3, test=4)
+    assert len(chosen(source(20, 4), 0, 0)["y_train"]) == 20
+    other = dict(arrays, y_test=arrays["y_test"][::-1])
+    assert digest(arrays) != digest(other) and digest(arrays) == digest(dict(arrays))
+
+
+def test_the_tuning_file_holds_no_test_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.hdc_fl.images.opened", lambda *_: source(40, 10))
+    whole, tuning = (prepared("lite", "ten", tuned, tmp_path, tmp_path / "work", limit=12) for tuned in (False, True))
+    with np.load(whole.path) as results, np.load(tuning.path) as searched:
+        assert {"x_test", "y_test"} <= set(results.files) and not {"x_test", "y_test"} & set(searched.files)
+        assert np.array_equal(results["x_train"], searched["x_train"]) and len(searched["y_train"]) == 12
+    assert whole.digest != tuning.digest and prepared("lite", "ten", False, tmp_path, tmp_path / "work", limit=12) == whole
+
+
+def test_missing_images_are_named(tmp_path: Path) -> None:
+    with pytest.raises(NoImages, match="cifar-100-python or tinyimagenet32_jpegbytes.npz"):
+        prepared("full", "hundred", False, tmp_path, tmp_path / "work")
+
+
+def test_the_lite_encoder_is_the_models_own_with_a_stride() -> None:
+    import torch
+
+    from models.split import build_model
+
+    made = [build_model("benchmarks.hdc_fl.encoders:resnet18", 3, (3, 32, 32), 4, seed) for seed in (0, 0, 1)]
+    whole = build_model("resnet18", 3, (3, 32, 32), 4)
+    assert {n: p.shape for n, p in made[0].named_parameters()} == {n: p.shape for n, p in whole.named_parameters()}
+    first, again, other = (next(m.encoder.parameters()) for m in made)
+    assert torch.equal(first, again) and not torch.equal(first, other)  # the run's seed reaches the weights
+    encoder, width = resnet18((3, 32, 32), 4)
+    with torch.no_grad():
+        assert encoder.stem(torch.zeros(1, 3, 32, 32)).shape == (1, 4, 16, 16) and width == 32  # type: ignore[operator]
+
+
+# cost
+
+def test_cost_by_hand(tmp_path: Path) -> None:
+    job = planned("lite", (3,), ("ditto",), (0,), {}, {"rounds": 2})[0]
+    of = SCALES["lite"]
+    images, epochs = of.images["ten"][0] * 10, int(of.settings["epochs"])
+    by_hand = 6 + images * 2 * epochs * 2 * of.milliseconds["resnet18"] / 1000
+    searched = replace(job, tuning=True, settings={**job.settings, "test-fraction": 0.25})
+    assert reckoned(searched) == pytest.approx(6 + 0.75 * (by_hand - 6))
+    assert reckoned(job) == pytest.approx(by_hand) and estimate(job, []) == reckoned(job)
+    known = [result(3, "ditto", seed, [0.5], tmp_path, seconds={"cpu": 10.0 * seed}, settings=dict(job.settings)) for seed in (1, 2)]
+    assert estimate(job, known) == 15.0
+    twice = [result(3, "fedper", 1, [0.5], tmp_path, settings={**job.settings, "method": "fedper"},
+                    seconds={"cpu": 2 * reckoned(replace(job, settings={**job.settings, "method": "fedper"}))})]
+    assert estimate(job, twice) == pytest.approx(2 * by_hand)  # this machine is twice as slow
+    assert [hours(s) for s in (0, 90, 3660)] == ["0:00 h", "0:02 h", "1:01 h"]
+
+
+def test_timings_of_machines_are_never_mixed(tmp_path: Path) -> None:
+    here, away = {"id": "here", "cpu": "C", "cores": 2, "gpu": ""}, {"id": "away", "cpu": "D", "cores": 8, "gpu": "G"}
+    runs = [result(1, "fedper", 0, [0.5], tmp_path, machine=here),
+            result(1, OURS, 0, [0.5], tmp_path, machine=here, seconds={"cpu": 90.0, "wall": 30.0}),
+            result(1, "cfl", 0, [0.5], tmp_path, machine=away, seconds={"cpu": 1.0, "wall": 9.0})]
+    assert [r.row for r in of_machine(runs, "here")] == ["fedper", OURS]
+    told = tables.costs(runs)
+    assert "machine here (C, 2 cores): 2 runs, 0.04 core-hours, 0.03 hours at work. CPU beside FedPer's: fedper 1.00, hdc-fl 1.50" in told
+    assert "machine away (G): 1 runs, 0.00 core-hours, 0.00 hours at work. CPU beside FedPer's: –" in told
+    assert machine("named")["id"] == "named" and machine()["id"] == machine()["id"] and len(machine()["id"]) == 8
+
+
+# what is told
+
+def grid_results(folder: Path) -> list[Result]:
+    clusters = {"k": 4, "silhouette": 0.5, "rank": 3, "adjusted_rand": 1.0}
+    scores = {OURS: [0.5, 0.6], CONTROL: [0.4, 0.6], "fedper": [0.48, 0.66], "fedavg": [0.2, 0.3]}
+    return [result(n, row, 0, values, folder, **({"clusters": clusters} if row == OURS else {}))
+            for n in (1, 5) for row, values in scores.items()]
+
+
+def test_the_report_by_hand(tmp_path: Path) -> None:
+    variant = result(1, "hdc-fl, shrunk", 0, [0.45, 0.6], tmp_path)
+    told, (grid, _) = tables.report([*grid_results(tmp_path), variant], {}, "lite")
+    main, _, variants = told.partition("## Variants of HDC-FL, served\n\nConfigurations 1.\n")
+    assert "shrunk" not in main
+    assert "| hdc-fl, shrunk | 52.5 | 45.0 | 45.0 | 2.0 | 2.0 | 2.0 | +2.5 [+0.0, +5.0] |" in variants
+    assert "- reached: macro-averaged worst: HDC-FL 50.0, the best other row, fedper, 48.0; difference +2.0" in told
+    assert "- **not reached**: macro-averaged mean within 0.5 points of the best rival: HDC-FL 55.0, fedper 57.0" in told
+    assert "- reached: configurations in which bottom 20 % is more than 1 point below FedPer's: none" in told
+    assert "| hdc-fl | 55.0 | **50.0** | **50.0** | 2.0 | 1.0 | 1.0 | – | – | – | – | – |" in told
+    assert "| fedavg | 25.0 | 20.0 | 20.0 | 4.0 | 4.0 | 4.0 | **+30.0 [+30.0, +30.0]** |" in told and "| 2 / 0 / 0 | 2 / 0 |" in told
+    assert "1. CIFAR-10 (12,000 images), 2 classes a client, ResNet-18 of width 8" in told and "2 clients, seed 0" in told
+    assert "| 4 | 0.50 | 1.00 |" in told and "## Adapted" not in told  # nobody was scored so
+    tables.draw(grid, tmp_path)
+    for name in ("averages", "differences", "clients"):
+        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_csv_by_hand(tmp_path: Path) -> None:
+    _, grids = tables.report(grid_results(tmp_path), {}, "lite")
+    tables.write_figures(grids, tmp_path / "figures.csv")
+    lines = (tmp_path / "figures.csv").read_text().splitlines()
+    assert 'served,5,"CIFAR-10 (12,000 images), rotation, ResNet-18 of width 8",fedper,worst,2,1,0.480000,,0.020000' in "\n".join(lines)
+    assert "served,all,mean of 2 configurations,hdc-fl,bottom20,,,0.500000,,,,,1.000" in lines
+    assert len(lines) == 1 + 2 * 4 * 3 + 4 * 3
+
+
+def test_the_search_keeps_the_best_of_mean_and_tail(tmp_path: Path) -> None:
+    jobs = [job for job in searches("lite", ("fedper", "cfl"), {}) if job.row[-1] in "012"]
+    scores = {"fedper try 0": [0.2, 0.8], "fedper try 1": [0.4, 0.6], "cfl try 0": [0.9, 0.1], "cfl try 2": [0.3, 0.4]}
+    found = {job.name: result(3, job.row, 100, scores[job.row], tmp_path, settings=dict(job.settings)) for job in jobs if job.row in scores}
+    told = tune.outcome(jobs, found)
+    assert told["chosen"] == {"fedper": {"lr": 0.01}, "cfl": {"lr": 0.03, "cfl.eps1": METHODS["cfl"].searched["cfl.eps1"][0]}}
+    assert told["scores"]["fedper"] == [pytest.approx(0.35), pytest.approx(0.45)]
+    assert told["tried"]["cfl"][1]["score"] is None and told["core_hours"] == 0.07  # the one that diverged; four runs of a minute
+    with pytest.raises(MixedResults, match="no try of cfl"):
+        tune.outcome(jobs, {name: r for name, r in found.items() if "cfl" not in name})
+
+
+# anchors
+
+def test_central_training_learns_what_is_plain(tmp_path: Path) -> None:
+    rng, y = np.random.default_rng(0), np.arange(64) % 2
+    x = (rng.integers(0, 100, (64, 8, 8, 3)) + 120 * y[:, None, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "plain.npz", x_train=x[:48], y_train=y[:48], x_test=x[48:], y_test=y[48:], class_names=np.array(["dark", "light"]))
+    job = anchors.federated("lite", [0], {"model": "cnn", "width": 8, "rounds": 6, "batch": 8})[0]
+    made = anchors.central(job, Images(tmp_path / "plain.npz", "plain", "d"))
+    assert made["accuracy"] == 1.0 and made["settings"]["partition"] == "dirichlet" and made["settings"]["alpha"] == 100.0
+
+
+def test_the_anchors_by_hand(tmp_path: Path) -> None:
+    job = anchors.federated("lite", [0], {})[0]
+    write(tmp_path / "near.json", content(0, "near-IID fedavg", 0, [0.6]) | {
+        "settings": dict(job.settings), "served": {"weighted_mean": 0.612}, "served_raw": {"weighted_mean": 0.6}})
+    run = read(tmp_path / "near.json")
+    made = {"seed": 0, "accuracy": 0.605, "images": dict(run.content["images"])}
+    told = anchors.against_central([run], [made])
+    assert "| FedAvg, BatchNorm recomputed | 61.2 | +0.7 |" in told and "| FedAvg, BatchNorm as averaged | 60.0 | -0.5 |" in told
+    with pytest.raises(MixedResults, match="different images"):
+        anchors.against_central([run], [{**made, "images": {"digest": "other"}}])
+    rows = {"fedavg": [0.5, 0.6], "fedper": [0.49, 0.61], "fedrep": [0.4, 0.5], "local-only": [0.2, 0.3]}
+    told = anchors.without_heterogeneity([result(0, row, 0, values, tmp_path) for row, values in rows.items()], tuple(METHODS))
+    assert "| fedper | 55.0 | +0.0 [-1.0, +1.0] | yes |" in told and "| fedrep | 45.0 | **-10.0 [-10.0, -10.0]** | no |" in told
+    assert "| local-only | 25.0 | **-30.0 [-30.0, -30.0]** | trains alone |" in told

@@ -5,13 +5,16 @@ Weights of the gate by age and class stay at the clients; only their mean leaves
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server_app.cache_summary import mean_of
-from server_app.figures import CALM, INK, MUTED, RULE, SIZE, TAIL, canvas, inline_svg
+from server_app.charts import Chart, rounded, thinned
+from server_app.cost import BARS_AT_MOST
 from server_app.sections import bytes_text, percent, section, table_of
 from server_app.summary import Findings, last_with
+
+ROUTES = (("hit", "calm"), ("fuse", "tail"), ("miss", "quiet"))
 
 
 def cache_section(found: Findings) -> str:
@@ -40,47 +43,48 @@ def cache_section(found: Findings) -> str:
     return section("Feature cache", words + table_of(["", ""], facts, "facts-table") + note)
 
 
-def cache_charts(found: Findings) -> Iterable[tuple[str, str, str]]:
-    """Heading, picture and caption of each chart."""
+def cache_figures(found: Findings) -> str:
+    """Routes and drift over rounds, as HTML; "" for a run without feature caches."""
+    charts = []
     if any(r.get("hit") for r in found.records):
-        gate = " Line: mean weight of cached features in blends." if last_with(found.records, "gate_weight") else ""
-        yield ("Routes", routes_picture(found.records),
-               "Share of training samples by route, mean over clients. <span class=calm>■</span> HIT, "
-               f"<span class=tail>■</span> FUSE, the rest MISS.{gate}")
+        charts.append(routes_picture(found.records))
     states = [(int(r["round"]), (r.get("diagnostics") or {}).get("cache")) for r in found.records]
     if moves := [(number, float(state["moved"])) for number, state in states if state]:
-        yield "Drift", drift_picture(moves), "How far the shared encoder moved in a round, relative to its length."
+        charts.append(drift_picture(moves))
+    return "".join(chart.html() for chart in charts)
 
 
-def routes_picture(records: Sequence[Mapping[str, Any]]) -> str:
-    """Stacked shares of HIT and FUSE over rounds, and the gate's mean weight."""
+def routes_picture(records: Sequence[Mapping[str, Any]]) -> Chart:
+    """Stacked shares of HIT, FUSE and MISS over rounds, and the gate's mean weight."""
     told = [r for r in records if r.get("hit")]
+    told = [told[place] for place in thinned(len(told), BARS_AT_MOST)]
     rounds = [int(r["round"]) for r in told]
-    hit, fuse = ([100 * (mean_of(r[route]) or 0.0) for r in told] for route in ("hit", "fuse"))
-    figure, axes = canvas(2.6)
-    axes.bar(rounds, hit, color=CALM, width=0.85)
-    axes.bar(rounds, fuse, bottom=hit, color=TAIL, width=0.85)
-    weights = [(int(r["round"]), 100 * w) for r in told if (w := mean_of(r.get("gate_weight"))) is not None]
-    if weights:
-        axes.plot(*zip(*weights, strict=True), color=INK, linewidth=1.4)
-    axes.set(ylim=(0, 100), xlabel="round", ylabel="training samples, %")
-    _whole_rounds(axes)
-    first, last = (f"{hit[at]:.0f} % in round {rounds[at]}" for at in (0, -1))
-    return inline_svg(figure, f"Bars: share of HIT samples from {first} to {last}.")
+    shares = {route: [mean_of(r.get(route)) or 0.0 for r in told] for route, _ in ROUTES}
+    gate = [mean_of(r.get("gate_weight")) for r in told]
+    weighed = bool(last_with(records, "gate_weight"))
+    first, last = (f"{100 * shares['hit'][at]:.0f} % in round {rounds[at]}" for at in (0, -1))
+    body = [[str(number), *(percent(shares[route][at]) for route, _ in ROUTES), *([percent(gate[at])] if weighed else [])]
+            for at, number in enumerate(rounds)]
+    return Chart(
+        "Routes",
+        f"Bars: share of HIT samples from {first} to {last}.",
+        {"kind": "bars", "labels": [str(number) for number in rounds], "stacked": True, "unit": "%", "top": 100,
+         "bars": [{"name": route.upper(), "y": rounded(shares[route], 1, 100), "tone": tone} for route, tone in ROUTES],
+         "lines": [{"name": "weight of cached features", "y": rounded(gate, 1, 100), "tone": "ink"}] if weighed else [],
+         "x_title": "round", "y_title": "training samples, %"},
+        "Share of training samples by route, mean over clients. <span class=calm>■</span> HIT, <span class=tail>■</span> FUSE, "
+        "<span class=quiet>■</span> MISS." + (" Line: mean weight of cached features in blends." if weighed else ""),
+        table_of(["round", *(route.upper() for route, _ in ROUTES), *(["weight of cached features"] if weighed else [])], body),
+    )
 
 
-def drift_picture(moves: Sequence[tuple[int, float]]) -> str:
+def drift_picture(moves: Sequence[tuple[int, float]]) -> Chart:
     """The encoder's move of every round."""
-    figure, axes = canvas(2.2)
-    axes.plot(*zip(*moves, strict=True), color=CALM, linewidth=1.6, marker="o", markersize=2.6)
-    axes.set(ylim=(0, None), xlabel="round", ylabel="move, in lengths")
-    axes.grid(axis="y", color=RULE, linewidth=0.5)
-    _whole_rounds(axes)
-    return inline_svg(figure, f"Line: the encoder's relative move from {moves[0][1]:.3f} to {moves[-1][1]:.3f}.")
-
-
-def _whole_rounds(axes: Any) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.tick_params(labelsize=SIZE, colors=MUTED, labelcolor=INK)
+    return Chart(
+        "Drift",
+        f"Line: the encoder's relative move from {moves[0][1]:.3f} to {moves[-1][1]:.3f}.",
+        {"kind": "lines", "x": [number for number, _ in moves], "digits": 4, "x_title": "round", "y_title": "move, in lengths",
+         "lines": [{"name": "move", "y": rounded([moved for _, moved in moves], 5), "tone": "calm"}]},
+        "How far the shared encoder moved in a round, relative to its length.",
+        table_of(["round", "move"], [[str(number), f"{moved:.4f}"] for number, moved in moves]),
+    )

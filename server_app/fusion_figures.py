@@ -25,7 +25,7 @@ def fusion_section(found: Findings) -> str:
     body += [[client, *(shown(key, told[key].get(client)) for key, _ in columns)] for client in clients]
     words = ("<p>Of the model each client ends up with, on its own test images. 0.5 is where a gate starts; a spread near 0 means that it "
              "ignores the image. Which patches are kept, each client can see for itself.</p>")
-    return section("Fusion of local and global text features", words + table_of(["", *(name for _, name in columns)], body))
+    return section("Fusion of local and global text features", words + table_of(["", *(name for _, name in columns)], body, "tall"))
 
 
 def shown(key: str, value: float | None) -> str:

@@ -1,21 +1,47 @@
-"""report.html: a run for people, as one file that needs no network and no script.
+"""report.html: a run for people, as one file that needs no network; its main numbers need no script either.
 
 Leads with what the tail of the clients gets, since a mean hides it. Served and adapted figures never share a
-column. Every string that comes from a run is escaped.
+column. Every string that comes from a run is escaped, and a content security policy allows the page's own scripts and styles by
+their hashes and nothing else: no request, and no script that came in with a name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from functools import cache
 from html import escape
+from pathlib import Path
 
-from server_app import figures, heatmaps, prototype_figures, sections
-from server_app.cache_figures import cache_charts, cache_section
+from server_app import cost, donor_swap_section, figures, health, heatmaps, sections
+from server_app.cache_figures import cache_figures, cache_section
+from server_app.chart_script import CHART_SCRIPT
 from server_app.fusion_figures import fusion_section
-from server_app.sections import SPACE, number, percent, points
+from server_app.prototype_figures import prototype_figures
+from server_app.sections import SPACE, percent, points
 from server_app.style import CSS
-from server_app.summary import Findings, refreshes
-from strategies.data_warnings import MEANING, few
+from server_app.summary import Findings
+from server_app.table_script import TABLE_SCRIPT
+
+Piece = Callable[[Findings], str]  # HTML of a finished run, "" if the run has nothing of the kind
+
+# id, heading and pieces; an inner tuple stands side by side where there is room. A part without content is left out.
+PARTS: tuple[tuple[str, str, tuple[Piece | tuple[Piece, ...], ...]], ...] = (
+    ("result", "Result", ((figures.every_client, figures.learning, sections.scores),)),
+    ("clients", "Clients", ((figures.curves_by_client, sections.clients), sections.held_out)),
+    ("groups", "Groups", ((heatmaps.cluster_figure, heatmaps.similarity_figure),)),
+    ("method", "The method", (cache_section, (cache_figures, prototype_figures), fusion_section)),
+    ("donor-swap", "Donor swap", donor_swap_section.PIECES),
+    ("cost", "Cost", ((cost.traffic, cost.time_and_memory), (cost.bytes_figure, cost.seconds_figure))),
+    ("split", "The split", (heatmaps.split_figure,)),
+    ("health", "Health", ((health.dropped, health.sites), health.replies_figure)),
+    ("reproduce", "How to reproduce", (sections.reproduce,)),
+)
+# the table script puts these above the table of clients
+TOOLS = ("<template id=tools><div class=tools><label>Filter clients <input type=search></label>"
+         "<button type=button>Clear choice</button></div></template>")
 
 
 def page(found: Findings) -> str:
@@ -29,31 +55,57 @@ def page(found: Findings) -> str:
         f"seed {s['seed']}",
         f"engine {s['engine']}",
     ]
+    parts = [(name, heading, content) for name, heading, pieces in PARTS if (content := _content(pieces, found))]
+    links = "".join(f'<li><a href="#{name}">{heading}</a></li>' for name, heading, _ in parts)
+    scripts = (*libraries(), TABLE_SCRIPT, CHART_SCRIPT)
     body = "\n".join(
-        part
-        for part in (
+        (
+            f"<nav aria-label=Parts><ul>{links}</ul></nav><main>",
             f"<header><h1>{escape(title)}</h1><p class=facts>{escape(' · '.join(facts))}</p></header>",
             f"<p class=lead>{finding(found)}</p>",
             _cards(found),
-            _warnings(found),
-            f"<div class=grid>{''.join((*_charts(found), *_prototype_charts(found), *_cache_charts(found)))}</div>",
-            sections.scores(found),
-            sections.held_out(found),
-            sections.traffic(found),
-            cache_section(found),
-            fusion_section(found),
-            sections.dropped(found),
-            sections.reproduce(found),
-            sections.clients(found),
+            health.warnings(found),
+            "<p class=nojs>Charts need JavaScript. All else on this page does without: the tables hold the same numbers.</p>",
+            *(f'<section class=part id="{name}"><h2>{heading}</h2>{content}</section>' for name, heading, content in parts),
+            f"</main>{TOOLS}<div id=live class=unseen role=status></div>",
+            *(f"<script>{script}</script>" for script in scripts),
         )
-        if part
     )
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<style>{CSS}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
+        f"<style>{CSS}</style></head>\n<body>{body}\n</body></html>\n"
     )
+
+
+@cache
+def libraries() -> tuple[str, ...]:
+    """The charting library's scripts with their licence notices; without the line that points to a source map, which is not here."""
+    entries = json.loads(Path(__file__).with_name("vendored.json").read_text(encoding="utf-8"))
+    return tuple(entry["script"].partition("//# sourceMappingURL")[0] for entry in entries)
+
+
+def _policy(scripts: tuple[str, ...]) -> str:
+    """What the page may load: nothing but its own scripts and styles."""
+    return f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(CSS)}"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _content(pieces: tuple[Piece | tuple[Piece, ...], ...], found: Findings) -> str:
+    """The pieces one below the other, those of an inner tuple side by side."""
+    told = []
+    for piece in pieces:
+        if isinstance(piece, tuple):
+            side = "".join(each(found) for each in piece)
+            told.append(f"<div class=pair>{side}</div>" if side else "")
+        else:
+            told.append(piece(found))
+    return "".join(told)
 
 
 def finding(found: Findings) -> str:
@@ -85,95 +137,4 @@ def _cards(found: Findings) -> str:
     cells = "".join(
         f"<div class={key}><dt>{name}</dt><dd>{(points if key == 'std' else percent)(served[key])}</dd></div>" for name, key in shown
     )
-    return f'<dl class=cards aria-label="served accuracy">{cells}</dl>'
-
-
-def _warnings(found: Findings) -> str:
-    s = found.summary
-    missing = s["clients"] - (s["served"] or {"n": 0})["n"]
-    lines = [
-        f"{s['void_rounds']} of {s['rounds']} rounds were void: too few valid replies, state unchanged."
-        if s["void_rounds"]
-        else "",
-        f"{missing} of {s['clients']} clients have no served score (no test images, or no reply to "
-        "the closing evaluation) and are not in these figures."
-        if missing
-        else "",
-        *(f"Data check: {MEANING[kind]} at {len(clients)} of {s['clients']} clients ({escape(few(clients))})."
-          for kind, clients in s["data_warnings"].items()),
-    ]
-    return "".join(f"<p class=note>{line}</p>" for line in lines if line)
-
-
-def _charts(found: Findings) -> Iterable[str]:
-    s, refreshed = found.summary, refreshes(found.records)
-    groups = {row.client: row.group for row in found.rows}
-    if s["served"]:
-        yield _figure(
-            "Every client",
-            figures.client_bars(found.participants),
-            "Served accuracy after the last round, sorted. "
-            "<span class=tail>■</span> bottom 20 %, <span class=calm>■</span> the others.",
-        )
-    if s["served"] and found.records:
-        yield _figure(
-            "Learning",
-            figures.learning_curves(found.records, s["served"]),
-            "Served accuracy over the clients asked in each round; the last point is the closing "
-            "evaluation of all clients." + (" Dotted lines: refresh rounds." if refreshed else ""),
-        )
-    if found.split:
-        order = [r.client for r in sorted(found.rows, key=lambda r: (r.group, r.client))]
-        yield _figure(
-            "The split",
-            heatmaps.split_picture(found.split, order),
-            "Training images by client and class; the stronger the colour, the more.",
-        )
-    else:
-        note = "<p class=note>Class counts stay at the clients, so there is no picture.</p>"
-        yield f"<figure><h2>The split</h2>{note}</figure>"
-    if refreshed:
-        refresh, last = refreshed[-1]
-        if last.get("similarity"):
-            yield _figure(
-                "Similarity of heads",
-                heatmaps.similarity_picture(last),
-                f"At the refresh after round {refresh}, clients ordered by cluster. "
-                "<span class=many>■</span> alike (1), <span class=less>■</span> opposed (−1), "
-                "empty: unrelated (0).",
-            )
-        rand = s["clusters"].get("adjusted_rand")
-        yield _figure(
-            "Clusters over time",
-            heatmaps.cluster_picture(refreshed, groups),
-            f"One colour a cluster, carried over between refreshes. Last: k = {s['clusters']['k']}, "
-            f"silhouette {number(s['clusters']['silhouette'])}"
-            + (f", adjusted Rand index against the split's groups {rand:.2f}." if rand is not None else "."),
-        )
-
-
-def _prototype_charts(found: Findings) -> Iterable[str]:
-    """Of methods with class prototypes: typical mixtures after the last round, and the prototypes' movement."""
-    last = found.records[-1].get("diagnostics") or {} if found.records else {}
-    if last.get("mixture_map"):
-        yield _figure(
-            "Mixtures of class prompts",
-            prototype_figures.mixture_picture(last["mixture_map"], (found.split or {}).get("classes") or ()),
-            "What a sample that lies at its class's global prototype gets of each class prompt, in %, with a flat prior; mean over "
-            "the layers. It follows from the global prototypes alone.",
-        )
-    if prototype_figures.drifts_of(found.records):
-        yield _figure(
-            "Movement of class prototypes",
-            prototype_figures.drift_curves(found.records),
-            "Length of each round's step, relative to the prototypes before it.",
-        )
-
-
-def _cache_charts(found: Findings) -> Iterable[str]:
-    return (_figure(*chart) for chart in cache_charts(found))
-
-
-def _figure(heading: str, svg: str, caption: str) -> str:
-    """``caption`` is HTML; ``svg`` is trusted too."""
-    return f"<figure><h2>{escape(heading)}</h2>{svg}<figcaption>{caption}</figcaption></figure>"
+    return f"<dl class=cards>{cells}</dl>"

@@ -8,49 +8,56 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
+from server_app.charts import CELLS_AT_MOST, Chart, rounded
+from server_app.sections import percent, table_of
+from server_app.summary import Findings
 
-from server_app.figures import INK, SIZE, canvas, inline_svg, label
-from server_app.heatmaps import MANY, colour_ramp
-
-NAMED_CLASSES = 20
-_STYLES = ("-", "--", ":")
+TONES = ("calm", "tail", "worst", "ink")
 
 
-def mixture_picture(matrix: Sequence[Sequence[float]], classes: Sequence[str]) -> str:
+def prototype_figures(found: Findings) -> str:
+    """Of methods with class prototypes, as HTML: typical mixtures after the last round, and the prototypes' movement; "" for others."""
+    last = found.records[-1].get("diagnostics") or {} if found.records else {}
+    charts = []
+    if last.get("mixture_map"):
+        charts.append(mixture_picture(last["mixture_map"], (found.split or {}).get("classes") or ()))
+    if drifts_of(found.records):
+        charts.append(drift_curves(found.records))
+    return "".join(chart.html() for chart in charts)
+
+
+def mixture_picture(matrix: Sequence[Sequence[float]], classes: Sequence[str]) -> Chart:
     """Mixture weights (C, C): rows are the classes of samples, columns class prompts."""
-    cells = np.array(matrix, dtype=float)
-    figure, axes = canvas(4.1)
-    axes.imshow(cells, aspect="auto", interpolation="none", cmap=colour_ramp("mixture", "#2f80d000", MANY), vmin=0, vmax=1)
-    axes.spines[:].set_visible(False)
-    if len(cells) <= NAMED_CLASSES:
-        names = [label(str(name), 12) for name in classes] if len(classes) == len(cells) else [str(n) for n in range(len(cells))]
-        axes.set_yticks(range(len(cells)), names)
-        axes.set_xticks(range(len(cells)), names, rotation=60 if max(map(len, names)) >= 4 else 0)
-    if len(cells) <= 10:
-        for (row, column), share in np.ndenumerate(cells):
-            if share >= 0.05:
-                axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", color=INK, size=SIZE - 2)
-    axes.set(xlabel="class prompt", ylabel="class of the sample")
-    own = float(np.diag(cells).mean())
-    return inline_svg(figure, f"Heat map: mixture weights of {len(cells)} classes; a sample's own class has {own:.2f} on average.")
+    count = len(matrix)
+    names = [str(name) for name in classes] if len(classes) == count else [str(n) for n in range(count)]
+    own = sum(row[place] for place, row in enumerate(matrix)) / count
+    return Chart(
+        "Mixtures of class prompts",
+        f"Heat map: mixture weights of {count} classes; a sample's own class has {own:.2f} on average.",
+        {"kind": "cells", "rows": names, "columns": names, "values": [rounded(row, 1, 100) for row in matrix], "tone": "counts",
+         "most": 100, "unit": "%", "x_title": "class prompt", "y_title": "class of the sample"},
+        "What a sample that lies at its class's global prototype gets of each class prompt, in %, with a flat prior; mean over "
+        "the layers. It follows from the global prototypes alone.",
+        table_of(["class of the sample", *names], [[name, *map(percent, row)] for name, row in zip(names, matrix, strict=True)])
+        if count * count <= CELLS_AT_MOST else "",
+    )
 
 
-def drift_curves(records: Sequence[Mapping[str, Any]]) -> str:
+def drift_curves(records: Sequence[Mapping[str, Any]]) -> Chart:
     """Relative step of the prototypes over rounds, a line a layer."""
-    from matplotlib.ticker import MaxNLocator
-
     drifts = drifts_of(records)
-    figure, axes = canvas(2.4)
-    for place, layer in enumerate(drifts[-1][1]):
-        axes.plot([number for number, _ in drifts], [found.get(layer, 0.0) for _, found in drifts], color=INK, linewidth=1.3,
-                  linestyle=_STYLES[place % len(_STYLES)], label=layer)
-    axes.set(xlabel="round", ylabel="relative step")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, ncols=3, fontsize=SIZE - 1)
+    layers = list(drifts[-1][1])
     last = ", ".join(f"{layer} {step:.3f}" for layer, step in drifts[-1][1].items())
-    return inline_svg(figure, f"Lines: how far the class prototypes moved in each round; in the last: {last}.")
+    lines = [{"name": layer, "y": rounded([steps.get(layer, 0.0) for _, steps in drifts], 4), "tone": TONES[place % len(TONES)],
+              "dash": place // len(TONES)} for place, layer in enumerate(layers)]
+    return Chart(
+        "Movement of class prototypes",
+        f"Lines: how far the class prototypes moved in each round; in the last: {last}.",
+        {"kind": "lines", "x": [number for number, _ in drifts], "lines": lines, "digits": 3, "x_title": "round",
+         "y_title": "relative step"},
+        "Length of each round's step, relative to the prototypes before it.",
+        table_of(["round", *layers], [[str(number), *(f"{steps.get(layer, 0.0):.3f}" for layer in layers)] for number, steps in drifts]),
+    )
 
 
 def drifts_of(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, float]]]:

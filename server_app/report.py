@@ -16,10 +16,11 @@ import csv
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
+from server_app.donor_swap_file import read_swap
 from server_app.durable import replacing
 from server_app.events import ScalarLog
 from server_app.html import page
@@ -86,7 +87,7 @@ class RunReport:
         )
         self._log_served(int(found.summary["rounds"]), {r.client: r.served for r in found.participants if r.served is not None})
         self._scalars.close()
-        write_findings(self.out, found)
+        write_findings(self.out, replace(found, donor_swap=read_swap(self.out)))
         return dict(found.summary)
 
     def _log_served(self, step: int, served: Mapping[str, float] | None) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from strategies.config import ConfigError, RunConfig, items_of
 from strategies.registry import find_method
 
+CODE = ("client_app", "models", "server_app", "strategies")
 # where a run keeps its files says nothing about its numbers, and differs from machine to machine
 PLACES = frozenset({"out", "state-dir", "run-id", "resume"})
 
@@ -26,6 +29,14 @@ def command(config: Mapping[str, Any]) -> str:
     ]
     settings = " ".join(f"{key}={toml(config[key])}" for key in told)
     return f"fedhearth run -c {shlex.quote(settings)}"
+
+
+def code_hash() -> str:
+    """16 hexadecimal digits of the SHA-256 of the code that runs: every module of the four packages, by name."""
+    root, whole = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(path for package in CODE for path in (root / package).rglob("*.py")):
+        whole.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return whole.hexdigest()[:16]
 
 
 def belongs(key: str, method: str) -> bool:

@@ -1,4 +1,4 @@
-"""The tables of report.html, each a section: accuracy, bytes, dropped replies, how to reproduce, clients.
+"""The tables of report.html, each a section: accuracy, clients, held-out clients, how to reproduce.
 
 Served and adapted figures never share a column. Every string that comes from a run is escaped by ``table_of``.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from server_app.cluster_numbers import aligned, cluster_history
 from server_app.reproduce import command, shown
-from server_app.summary import Findings
+from server_app.summary import Findings, bottom_count
 from strategies.registry import METHODS, SPLIT_MODEL
 
 WORDS = {
@@ -102,79 +103,57 @@ def held_out(found: Findings) -> str:
     )
 
 
-def traffic(found: Findings) -> str:
-    """Payload by slot and direction."""
-    moved = found.summary["bytes"]
-    slots = sorted({*moved["by_slot"]["up"], *moved["by_slot"]["down"]})
-    body = [
-        [slot, *(bytes_text(moved["by_slot"][way].get(slot, 0)) for way in ("up", "down"))] for slot in slots
-    ]
-    body.append(["total", bytes_text(moved["up"]), bytes_text(moved["down"])])
-    each = moved["up_per_client_round"]
-    return section(
-        "Bytes",
-        table_of(["slot", "up", "down"], body)
-        + (
-            f"<p>{bytes_text(each)} up per client and round. Payload only, no transport overhead.</p>"
-            if each is not None
-            else ""
-        ),
-    )
-
-
-def dropped(found: Findings) -> str:
-    """Replies the server refused or waited for in vain, by reason."""
-    reasons = found.summary["dropped"]
-    content = (
-        table_of(["reason", "replies"], [[reason, str(n)] for reason, n in reasons.items()])
-        if reasons
-        else "<p>None: every reply was accepted.</p>"
-    )
-    return section("Dropped replies", content)
-
-
 def reproduce(found: Findings) -> str:
-    """The command, what it rests on and what it took."""
+    """The command and what it rests on."""
     s = found.summary
-    rss = s["server_peak_rss_mib"]
     facts = [
         ["split hash", s["split_hash"] or "–"],
+        ["hash of the class names", str(s["model"].get("class-digest") or "–")],
         *([name, str(v)] for name, v in sorted(s["versions"].items())),
-        ["seconds, whole run", f"{s['seconds']['total']:.1f}"],
-        ["seconds a round, median", number(s["seconds"]["round_median"])],
-        ["server memory, peak", f"{rss:.0f} MiB" if rss is not None else "–"],
+        ["engine", str(s["engine"])],
         ["personal models", s["personal_models"] or "–"],
     ]
     settings = [[key, shown(value)] for key, value in s["run_config"].items()]
-    return section(
-        "How to reproduce",
-        f"<pre>{escape(command(s['run_config']))}</pre>"
+    return (
+        f'<div class=card><pre tabindex="0">{escape(command(s["run_config"]))}</pre>'
+        "<p>The same command, versions and data give the same split hash, and on the same kind of processor the same figures.</p>"
         + table_of(["", ""], facts, "facts-table")
         + "<details><summary>All settings</summary>"
         + table_of(["key", "value"], settings, "facts-table")
-        + "</details>",
+        + "</details></div>"
     )
 
 
 def clients(found: Findings) -> str:
-    """One row a client, folded away."""
-    head = ["client", "group", "training images", "test images", "classes", "served", "adapted"]
+    """One row a client that trained, from the worst up; a browser with script sorts and filters them, and links them to their curves."""
+    homes = aligned_last(found)
+    head = ["client", "group", *(["cluster"] if homes else []), "training images", "test images", "classes", "served", "adapted"]
+    ranked = sorted(found.participants, key=lambda r: (r.served is None, r.served, r.client))
     body = [
         [
             r.client,
             r.group,
+            *([str(homes.get(r.client, "–"))] if homes else []),
             *("–" if n is None else str(n) for n in (r.n_train, r.n_test, r.classes)),
             percent(r.served),
             percent(r.adapted),
         ]
-        for r in found.participants
+        for r in ranked
     ]
-    table = table_of(head, body)
-    return f"<section><details><summary>All {len(body)} clients</summary>{table}</details></section>"
+    low = bottom_count(sum(r.served is not None for r in ranked))
+    order = f"<p>From the worst served up; in that order the first {low} are the bottom 20{SPACE}%.</p>" if low else ""
+    return section(f"All {len(body)} clients", order + table_of(head, body, "sortable clients") if body else "<p>None took part.</p>")
+
+
+def aligned_last(found: Findings) -> dict[str, int]:
+    """The last clusters, numbered as the picture of clusters over time numbers them."""
+    steps = aligned([clusters["assignment"] for _, clusters in cluster_history(found.records)])
+    return steps[-1] if steps else {}
 
 
 def section(heading: str, content: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2>{content}</section>"
+    """A card of a part of the page; ``content`` is HTML."""
+    return f"<section class=card><h3>{escape(heading)}</h3>{content}</section>"
 
 
 def table_of(head: Sequence[str], body: Iterable[Sequence[str]], look: str = "") -> str:

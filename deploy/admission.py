@@ -63,7 +63,7 @@ def doubled(nodes: Sequence[Node], keys: Iterable[Path]) -> Iterator[str]:
         numbers = [node.id for node in nodes if node.name == name]
         if len(numbers) > 1:
             yield (f"site {name} has {len(numbers)} keys, nodes {', '.join(map(str, numbers))}; take the right of the old one away "
-                   "(RUNBOOK: removing a site)")
+                   "(RUNBOOK: removing a site) (FH-013)")
 
 
 def say(text: str) -> None:

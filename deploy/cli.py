@@ -14,6 +14,8 @@ from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 
+from deploy.examples import add_epilogs
+
 # a module each, with its own options, which is only loaded when it is meant
 DEPLOYMENT = {
     "certs": "make the certificates and node keys of a deployment",
@@ -23,11 +25,14 @@ DEPLOYMENT = {
     "status": "who is connected, and what runs",
     "stop": "end a run",
     "join": "make a new data set a client of a finished run",
+    "donor-swap": "let clients try each other's encoders: do those fit best whose heads are most alike?",
     "predict": "let a client's personal model classify images",
     "export": "a client's personal model as a file for other programs",
     "data": "look at data before a run",
     "doctor": "check a machine before it joins, or when something is wrong",
+    "completion": "a script that completes fedhearth's commands in a shell",
 }
+EVERY = "*"  # no command is called so
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser(meant: str = "") -> argparse.ArgumentParser:
-    """All commands; those of a deployment without their options, but for the command ``meant``."""
+    """All commands; those of a deployment without their options, but for the command ``meant`` (``EVERY``: all with them)."""
     top = argparse.ArgumentParser(prog="fedhearth", description="Personalised federated learning on Flower.")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     run = commands.add_parser("run", help="train a federation and write its report")
@@ -77,22 +82,29 @@ def parser(meant: str = "") -> argparse.ArgumentParser:
     run.add_argument("--resume", default="", metavar="DIR", help="go on with the interrupted run in DIR")
     run.add_argument("--quiet", action="store_true", help="one plain line a round, no bars")
     run.set_defaults(run=_run)
-    commands.add_parser("methods", help="the methods and every setting with its default").set_defaults(run=_methods)
+    methods = commands.add_parser("methods", help="the methods and every setting with its default, or the page of one method")
+    methods.add_argument("method", nargs="?", default="", metavar="METHOD")
+    methods.set_defaults(run=_methods)
     wire = commands.add_parser("wire", help="what crosses the wire, and what never does")
     wire.add_argument("method", nargs="?", default="", metavar="METHOD")
     wire.add_argument("--markdown", action="store_true")
     wire.set_defaults(run=_wire)
     compare = commands.add_parser("compare", help="finished runs side by side")
-    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of finished runs; the first is the reference")
+    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN",
+                         help="folders of finished runs; the first is the reference, seeds of a method are one row. RUN@served or "
+                              "RUN@adapted asks for one kind of figures")
+    compare.add_argument("--format", choices=("text", "markdown", "latex", "csv"), default="text", help="default: text")
+    compare.add_argument("--markdown", dest="format", action="store_const", const="markdown", help="the same as --format markdown")
     compare.add_argument("--different-splits", action="store_true", help="compare runs over different splits all the same")
-    compare.add_argument("--markdown", action="store_true")
+    compare.add_argument("--mix-served-adapted", action="store_true", help="put served and adapted figures into one table all the same")
     compare.set_defaults(run=_compare)
     commands.add_parser("version", help="the version of this program").set_defaults(run=_version)
     for name, told in DEPLOYMENT.items():
-        if name == meant:
-            import_module(f"deploy.{name}").add_parser(commands)
+        if meant in (name, EVERY):
+            import_module(f"deploy.{name.replace('-', '_')}").add_parser(commands)
         else:
             commands.add_parser(name, help=told)
+    add_epilogs(top)
     return top
 
 
@@ -111,8 +123,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _methods(options: argparse.Namespace) -> int:
     from deploy.listing import methods
+    from deploy.method_pages import page
 
-    print(methods(), end="")
+    print(page(options.method) if options.method else methods(), end="")
     return 0
 
 
@@ -125,15 +138,16 @@ def _wire(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from server_app.compare import compare, render_markdown, render_text
+    from server_app.compare import compare
+    from server_app.compare_tables import RENDERERS
     from server_app.finished import ComparisonError
 
     try:
-        found = compare(options.runs, options.different_splits)
+        found = compare(options.runs, options.different_splits, options.mix_served_adapted)
     except ComparisonError as error:
         print(f"fedhearth: {error}", file=sys.stderr)
         return 2
-    print(render_markdown(found) if options.markdown else render_text(found), end="")
+    print(RENDERERS[options.format](found), end="")
     return 0
 
 

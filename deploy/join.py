@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.inprocess import InProcessGrid, answer, load
 from deploy.launch import importable_here, locked, place, saved_settings, state_of, told_here
-from deploy.running import logged
+from deploy.running import counted, logged
 from strategies.config import ConfigError, check_site_name
 from strategies.registry import Settings, items_of_all, parse_run_config
 
@@ -30,21 +29,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run)
 
 
-class OneSite(InProcessGrid):
-    """The in-process grid with a single client, which has data of its own."""
-
-    def __init__(self, run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> None:
-        super().__init__(run_config, clients=1)
-        self._node_config = dict(node_config)
-
-    def _answer(self, message: Any) -> Any:
-        if isinstance(self._app, str):
-            self._app = load(self._app)
-        return answer(self._app, message, self._run_config, self.clients, self._node_config)
-
-
 def run(options: argparse.Namespace) -> int:
     """Let the client join; returns the exit code, raises ``ConfigError`` for input that cannot be used."""
+    from deploy.one_site import OneSite
     from server_app.checkpoint import CheckpointError
     from server_app.encoder_shelf import ShelfError
     from server_app.join import JOINED, join_finished, note_joined
@@ -103,6 +90,9 @@ def _check_data(settings: Settings, node_config: Mapping[str, Any]) -> None:
     try:
         open_data(settings.run, open_node(node_config, settings.run))
     except (DataError, PartitionError) as error:
+        if "FH-022" in str(error):  # its advice is a setting, and those of the run are fixed
+            raise ConfigError("--data: the images differ in size, and the run scaled none: bring them to the size of the run's own images "
+                              "first (model.input-shape in its summary.json: channels, height, width)") from error
         raise ConfigError(f"--data: {told_here(error)}") from error
 
 
@@ -114,4 +104,4 @@ def _told(line: Mapping[str, Any], settings: Settings) -> str:
         raw = f" ({100 * line['served_raw']:.1f} with BatchNorm statistics as averaged)" if line["served_raw"] is not None else ""
         score = f"served accuracy {100 * line['served']:.1f} %{raw}"
     mixture = f"; its mixture of the clusters: {', '.join(f'{share:.2f}' for share in line['mixture'])}" if line.get("mixture") else ""
-    return f"{line['client']} joined ({settings.method.name}, {settings.run.rounds} rounds): {score}{mixture}"
+    return f"{line['client']} joined ({settings.method.name}, {counted(settings.run.rounds, 'round')}): {score}{mixture}"

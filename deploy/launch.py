@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from server_app.record import FREE_KEYS, HELD_OUT
 from strategies.config import ConfigError, Scalar
 from strategies.registry import Settings, items_of_all, parse_run_config
 
@@ -76,6 +75,8 @@ def resumed_run(given: Mapping[str, Scalar], where: str) -> Launch:
     Finished
         If it is complete.
     """
+    from server_app.record import FREE_KEYS
+
     folder = place("--resume", where)
     saved = saved_settings(folder)
     if (folder / "summary.json").exists():
@@ -84,7 +85,7 @@ def resumed_run(given: Mapping[str, Scalar], where: str) -> Launch:
     changed = [key for key in given if key not in FREE_KEYS and items_of_all(settings).get(key) != saved.get(key)]
     if changed:
         raise ConfigError(f"a run resumes with the settings it started with; {changed[0]} cannot change "
-                          f"(free to change: {', '.join(sorted(FREE_KEYS - {'resume', 'out', 'state-dir'}))})")
+                          f"(free to change: {', '.join(sorted(FREE_KEYS - {'resume', 'out', 'state-dir'}))}) (FH-032)")
     state_dir = _inside(folder, saved) or settings.run.state_dir
     return Launch(replace(settings, run=replace(settings.run, out=str(folder), state_dir=state_dir, resume=True)), folder)
 
@@ -102,6 +103,8 @@ def state_of(folder: Path, saved: Mapping[str, Any]) -> Path:
 
 def saved_settings(folder: Path) -> dict[str, Any]:
     """The flat run config that the run in ``folder`` wrote down; raises ``ConfigError``."""
+    from server_app.record import HELD_OUT
+
     try:
         saved = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         if not isinstance(saved, dict):
@@ -196,6 +199,10 @@ def check_data(settings: Settings) -> None:
         _ = LoopSettings.from_config(run).torch_device
         data = open_data(run, open_node({"partition-id": 0, "num-partitions": run.clients}, run))
         settings.build_model(len(data.classes), data.input_shape)
+        if run.cohort > 1:
+            from client_app.cohort_check import check_cohort
+
+            check_cohort(settings, len(data.classes), data.input_shape)
     except (DataError, PartitionError, DeviceError, ValueError) as error:
         raise ConfigError(told_here(error)) from error
 

@@ -6,7 +6,6 @@ Control API itself, which listens on loopback only. Nothing but this file touche
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from strategies.config import ConfigError
 
-ADDRESS = "127.0.0.1:8000"
 COMPLETED = "finished:completed"
 
 
@@ -70,23 +68,6 @@ class FlowerRun:
         return self.status.startswith("finished")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say which SuperLink is meant."""
-    parser.add_argument("--link", default=ADDRESS, metavar="HOST:PORT", help=f"the SuperLink's Control address; default: {ADDRESS}")
-    parser.add_argument("--certs", type=Path, default=Path("certs"), metavar="DIR", help="the folder with ca.crt; default: certs")
-    parser.add_argument("--insecure", action="store_true", help="the SuperLink was started with --insecure")
-
-
-def ca_of(options: argparse.Namespace) -> Path | None:
-    """The authority's certificate that ``options`` mean, None without TLS. Raises ``ConfigError`` if it is missing."""
-    if options.insecure:
-        return None
-    ca = options.certs / "ca.crt"
-    if not ca.exists():
-        raise ConfigError(f"{ca} does not exist; say with --certs where the certificates are (or --insecure if the SuperLink has none)")
-    return ca.absolute()
-
-
 class Link:
     """One SuperLink. All methods raise ``LinkError``."""
 
@@ -124,10 +105,10 @@ class Link:
         except LinkError as error:
             if error.code == ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
                 raise KeyRefused(f"{public_key} is the key of a site that was removed, and Flower takes none a second time; move the file "
-                                 "away (to come back, the site needs a new key)") from None
+                                 "away (to come back, the site needs a new key) (FH-011)") from None
             if error.code == ApiErrorCode.PUBLIC_KEY_NOT_VALID:
                 raise KeyRefused(f"{public_key} is no key of a NIST curve, and Flower takes no other; "
-                                 "ssh-keygen -t ecdsa -b 384 makes one") from None
+                                 "ssh-keygen -t ecdsa -b 384 makes one (FH-012)") from None
             raise
         return True
 
@@ -156,7 +137,7 @@ def read_public_key(path: Path) -> bytes:
     try:
         key = load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise KeyRefused(f"{path} is no OpenSSH public key ({error}); fedhearth certs --site NAME makes one") from None
+        raise KeyRefused(f"{path} is no OpenSSH public key ({error}); fedhearth certs --site NAME makes one (FH-012)") from None
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[union-attr]
 
 
@@ -187,4 +168,4 @@ def _explained(address: str) -> Iterator[None]:
             raise LinkError(f"the SuperLink at {address} has a certificate of another authority; "
                             "say with --certs where its ca.crt is") from None
         raise LinkError(f"no SuperLink answers at {address} ({error}); start one with fedhearth superlink, "
-                        "or say with --link where it is") from None
+                        "or say with --link where it is (FH-015)") from None

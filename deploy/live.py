@@ -6,10 +6,14 @@ A round's served scores were taken before its training, so they are figures of t
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any, Protocol
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from server_app.summary import tail
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 class Display(Protocol):
@@ -26,13 +30,48 @@ class Display(Protocol):
         ...
 
 
-def display(rounds: int, asked: int, quiet: bool) -> Display:
-    """Bars on a terminal, else (or if ``quiet``) lines. ``asked``: clients of one round."""
-    return Lines(rounds) if quiet or not sys.stdout.isatty() else Bars(rounds, asked)
+def display(rounds: int, asked: int, quiet: bool, deadline: float = 0.0) -> Display:
+    """Bars on a terminal, else (or if ``quiet``) lines. ``asked``: clients of one round; ``deadline``: seconds it may take."""
+    return Lines(rounds) if quiet or not sys.stdout.isatty() else Bars(rounds, asked, deadline)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What the rounds so far have sent and lost."""
+
+    up: int = 0
+    down: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    void: int = 0
+
+    def after(self, record: Mapping[str, Any]) -> Spent:
+        """With one round more; ``record`` is its line of rounds.jsonl."""
+        sizes = {way: sum(slots.values()) for way, slots in (record.get("bytes") or {}).items()}
+        return Spent(self.up + sizes.get("up", 0), self.down + sizes.get("down", 0),
+                     dict(Counter(self.dropped) + Counter(record.get("dropped") or {})), self.void + bool(record.get("void")))
+
+    def told(self) -> str:
+        """``sent 1.2 MB down, 1.0 MB up; dropped: 2 non-finite; 1 round void``."""
+        from rich.filesize import decimal
+
+        lost = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
+        parts = [f"sent {decimal(self.down)} down, {decimal(self.up)} up" if self.up or self.down else "",
+                 f"dropped: {lost}" if lost else "",
+                 f"{self.void} round{'' if self.void == 1 else 's'} void" if self.void else ""]
+        return "; ".join(filter(None, parts))
+
+
+def minutes(seconds: float) -> str:
+    """``4:05``, ``1:00:00``."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 def figures(record: Mapping[str, Any]) -> str:
     """``served mean 81.2 %, bottom-20 % 70.1 %``, or nothing in a round without scores."""
+    from server_app.summary import tail  # numpy
+
     found = tail(record.get("served"), {})
     return f"served mean {100 * found['mean']:.1f} %, bottom-20 % {100 * found['bottom20']:.1f} %" if found else ""
 
@@ -65,29 +104,51 @@ class Lines:
 
 
 class Bars:
-    """Rounds, the clients of this round, the time left, and the last served figures."""
+    """Rounds, the clients of this round with what is left until its deadline, the last served figures, bytes and dropped replies."""
 
-    def __init__(self, rounds: int, asked: int) -> None:
+    def __init__(self, rounds: int, asked: int, deadline: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         # rich is only worth importing on a terminal
+        from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bars = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                              TextColumn("{task.fields[told]}"), transient=True)
-        self._asked = asked
+                              TextColumn("{task.fields[told]}"))
+        self._rounds, self._asked, self._deadline, self._clock = rounds, asked, deadline, clock
+        self._began: float | None = None
+        self._done = 0
+        self._spent = Spent()
         self._all = self._bars.add_task("rounds", total=rounds, told="")
         self._now = self._bars.add_task("clients", total=asked, told="waiting for the first round")
+        self._live = Live(get_renderable=self.shown, refresh_per_second=2, transient=True)
 
     def __enter__(self) -> Bars:
-        self._bars.start()
+        self._live.start()
         return self
 
     def __exit__(self, *fault: object) -> None:
-        self._bars.stop()
+        self._live.stop()
 
     def reply(self, number: int, replied: int, asked: int) -> None:
-        if number > 0:  # 0 is the hello
-            self._bars.update(self._now, completed=replied, total=max(self._asked, asked), told=f"round {number}")
+        if number <= 0:  # the hello
+            return
+        if self._began is None:
+            self._began = self._clock()
+        self._bars.update(self._now, completed=replied, total=max(self._asked, asked), told=self._doing(number))
 
     def round(self, record: Mapping[str, Any]) -> None:
+        self._spent = self._spent.after(record)
+        self._began, self._done = self._clock(), int(record["round"])
         self._bars.update(self._all, completed=record["round"], told=figures(record))
-        self._bars.reset(self._now, total=self._asked, told=dropped(record))
+        self._bars.reset(self._now, total=self._asked, told=self._doing(self._done + 1))
+
+    def _doing(self, number: int) -> str:
+        return f"round {number}" if self._done < self._rounds else "closing evaluation"
+
+    def shown(self) -> RenderableType:
+        """Both bars, and a line below them."""
+        from rich.console import Group
+        from rich.text import Text
+
+        left = max(0.0, self._began + self._deadline - self._clock()) if self._began is not None and self._deadline else None
+        told = [f"deadline of this round in {minutes(left)}" if left is not None else "", self._spent.told()]
+        return Group(self._bars, Text("  ".join(filter(None, told))))

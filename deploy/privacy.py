@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from strategies.contract import HELLO_FACTS, Slot, Wire
 from strategies.data_warnings import MEANING
+from strategies.donor_swap import DONOR_SLOT
 from strategies.registry import METHODS, Method, find_method
-from strategies.wire import COMMON_METRICS, HELLO_FACTS, SCORES, TOTALS, Slot, Wire
+from strategies.scalars import COMMON_METRICS, DONOR_SCORES, SCORES, TOTALS
 
 # settings, off by default, that let more leave a client
 OPT_IN: dict[str, tuple[dict[str, str | bool], ...]] = {
@@ -64,7 +66,7 @@ def markdown(found: Iterable[Contract]) -> str:
     lines = ["| method | server to client | client to server | strictly local |", "| --- | --- | --- | --- |"]
     lines += [f"| {c.label} | {_cell(c.wire.down)} | {'<br>'.join([_cell(c.wire.up), *_beside(c.wire)])} | "
               f"{', '.join(c.wire.local)} |" for c in found]
-    common = [line for paragraph in (scalars(), hello(), warnings()) for line in (paragraph, "")]
+    common = [line for paragraph in (scalars(), swap(), hello(), warnings()) for line in (paragraph, "")]
     return "\n".join([*lines, "", *common, *(f"{n}. {limit}" for n, limit in enumerate(LIMITS, 1))]) + "\n"
 
 
@@ -77,7 +79,7 @@ def text(found: Iterable[Contract]) -> str:
                  *(f"{'':20}{told.replace('`', '')}" for told in _beside(wire)),
                  f"  strictly local    {', '.join(wire.local)}"]
         blocks.append("\n".join(lines))
-    common = [paragraph.replace("`", "") for paragraph in (scalars(), hello(), warnings())]
+    common = [paragraph.replace("`", "").replace("**", "") for paragraph in (scalars(), swap(), hello(), warnings())]
     return "\n\n".join([*blocks, *common, *(f"{n}. {x.replace('*', '')}" for n, x in enumerate(LIMITS, 1))]) + "\n"
 
 
@@ -87,6 +89,13 @@ def scalars() -> str:
     return (f"Beside tensors, a reply may carry these numbers and no others: the client's own scores ({_code(sorted(SCORES))}), "
             f"{_code(sorted(COMMON_METRICS - SCORES))}, and those that its row names. With `weighting = uniform` what tells the number "
             f"of samples stays at home: {_code(sorted(counts | TOTALS))}.")
+
+
+def swap() -> str:
+    """The sentence about a donor swap, which a run has only if it says so."""
+    methods = [method.name for method in METHODS.values() if hasattr(method.rule_class(), "donors")]
+    return (f"With `donor-swap` above 0 (opt-in; {_code(methods)}) the server sends every client, after its closing evaluation, "
+            f"{_cell((DONOR_SLOT,))}. Back come the client's own accuracies with it, {_code(sorted(DONOR_SCORES))}, and nothing else.")
 
 
 def hello() -> str:

@@ -90,10 +90,10 @@ def connect(address: Address) -> socket.socket:
         return socket.create_connection((address.host, address.port), timeout=TIMEOUT)
     except ConnectionRefusedError:
         raise Obstacle(f"nothing listens at {address}; is fedhearth superlink running there, and on that port (Fleet, default "
-                       "9092)?") from None
+                       "9092)? (FH-002)") from None
     except OSError as error:
         raise Obstacle(f"{address} cannot be reached ({error.strerror or error}); a firewall may be in between: TCP to that port "
-                       "must be let out here and in there") from None
+                       "must be let out here and in there (FH-003)") from None
 
 
 def expect_plain_text(address: Address) -> None:
@@ -106,7 +106,8 @@ def expect_plain_text(address: Address) -> None:
             context.wrap_socket(plain).close()
         except OSError:
             return
-    raise Obstacle(f"{address} speaks TLS and refuses plain text; leave --insecure out, and give --ca and --key", hopeless=True)
+    raise Obstacle(f"{address} speaks TLS and refuses plain text; leave --insecure out, and give --ca and --key (FH-006)",
+                   hopeless=True)
 
 
 def handshake(address: Address, ca: Path) -> Shown:
@@ -118,9 +119,9 @@ def handshake(address: Address, ca: Path) -> Shown:
     except OSError as error:
         if isinstance(error, ssl.SSLError) and not isinstance(error, CUT):
             raise Obstacle(f"{address} answers, but not in TLS ({error.reason}); is it the Fleet port, and was the SuperLink started "
-                           "without --insecure?", hopeless=True) from None
+                           "without --insecure? (FH-008)", hopeless=True) from None
         raise Obstacle(f"{address} ends the connection during the TLS handshake ({error.strerror or error}); it may be starting or ending, "
-                       "or something in between does not pass TLS") from None
+                       "or something in between does not pass TLS (FH-007)") from None
 
 
 def _context(ca: Path) -> ssl.SSLContext:
@@ -142,11 +143,12 @@ def _refusal(error: ssl.SSLCertVerificationError, address: Address, ca: Path) ->
     if error.verify_code in (WRONG_NAME, WRONG_IP):
         return _wrong_name(address, _names_shown(address, ca))
     if error.verify_code == EXPIRED:
-        return f"the server's certificate is not to be trusted any more: it has ended. Renew it on the server: {RENEW}"
+        return f"the server's certificate is not to be trusted any more: it has ended. Renew it on the server (FH-005): {RENEW}"
     if error.verify_code == NOT_YET:
-        return "the server's certificate is not to be trusted yet: its time has not begun; the clock of one of the two machines is wrong"
+        return ("the server's certificate is not to be trusted yet: its time has not begun; the clock of one of the two machines is wrong "
+                "(FH-005)")
     return (f"the server's certificate is not to be trusted with this {ca.name} ({error.verify_message}); another federation's, or the "
-            "server has a new authority: copy ca.crt from the server again")
+            "server has a new authority: copy ca.crt from the server again (FH-005)")
 
 
 def _wrong_name(address: Address, known: list[str]) -> str:
@@ -154,9 +156,9 @@ def _wrong_name(address: Address, known: list[str]) -> str:
 
     if not known:
         return (f"the server's certificate is for other names than {address.host}; renew it on the server, with a --server for every name "
-                f"that is to stay: {rotation([address.host])}")
+                f"that is to stay (FH-004): {rotation([address.host])}")
     return (f"the server's certificate is for other names than {address.host}: {', '.join(known)}; use one of these, or renew it on the "
-            f"server: {rotation([*known, address.host])}")
+            f"server (FH-004): {rotation([*known, address.host])}")
 
 
 def _names_shown(address: Address, ca: Path) -> list[str]:

@@ -12,14 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from deploy.fork_server import warm
 from deploy.launch import Finished, Launch, check_data, cores, importable_here, locked, new_run, resumed_run
 from deploy.live import Display, display
 from deploy.overrides import parse_overrides
+from strategies.config import ConfigError, RunConfig
 
 
 def run(settings: Sequence[str], engine: str, workers: int | None, out: str, resume: str, quiet: bool) -> int:
     """Train, and return the exit code; raises ``ConfigError`` for input that cannot be used."""
-    from strategies.config import ConfigError
+    from server_app.watch import check_watchers
 
     importable_here()
     given = parse_overrides(settings)
@@ -30,10 +32,30 @@ def run(settings: Sequence[str], engine: str, workers: int | None, out: str, res
     except Finished as done:
         print(f"The run in {done.folder} is finished; there is nothing to resume. Its report: {done.folder / 'report.html'}")
         return 0
+    workers = processes(launch.settings.run, engine, workers)
+    check_watchers(launch.settings.run)
+    if workers > 1 and engine == "inprocess":
+        warm()  # workers load while this process does
     check_data(launch.settings)
     with locked(launch.folder) as lock:
+        return _supervised(launch, engine, workers, lock, quiet)
+
+
+def processes(run: RunConfig, engine: str, asked: int | None) -> int:
+    """How many processes train: as many as ``asked``, else one a core; a cohort is trained in one.
+
+    Raises
+    ------
+    ConfigError
+        If the run wants a cohort, and an engine or workers that cannot have one.
+    """
+    if run.cohort == 1:
         # more workers than clients would only take memory
-        return _supervised(launch, engine, min(workers or cores(), launch.settings.run.clients), lock, quiet)
+        return min(asked or cores(), run.clients)
+    if engine == "ray" or (asked or 1) > 1:
+        raise ConfigError(f"cohort = {run.cohort} trains clients at once in one process of the in-process engine, got --engine {engine}"
+                          f"{f' --workers {asked}' if asked else ''}; leave these out, or set cohort = 1")
+    return 1
 
 
 def _supervised(launch: Launch, engine: str, workers: int, lock: int, quiet: bool) -> int:
@@ -46,10 +68,10 @@ def _supervised(launch: Launch, engine: str, workers: int, lock: int, quiet: boo
 
     config = launch.settings.run
     resume = f"fedhearth run --resume {shlex.quote(str(launch.folder))}" + (" --engine ray" if engine == "ray" else "")
-    print(f"{launch.settings.method.name} on {config.dataset}, partition {config.partition}, {config.clients} clients, "
-          f"{config.rounds} rounds, {engine} engine, {workers} worker{'s' if workers > 1 else ''}\nresults: {launch.folder}", flush=True)
+    print(f"{launch.settings.method.name} on {config.dataset}, partition {config.partition}, {counted(config.clients, 'client')}, "
+          f"{counted(config.rounds, 'round')}, {engine} engine, {counted(workers, 'worker')}\nresults: {launch.folder}", flush=True)
     try:
-        with logged(launch.folder / "run.log"), display(config.rounds, config.asked_each_round, quiet) as shown:
+        with logged(launch.folder / "run.log"), display(config.rounds, config.asked_each_round, quiet, config.deadline) as shown:
             summary = _on_ray(launch, workers, lock, shown) if engine == "ray" else _in_process(launch, workers, shown)
     except KeyboardInterrupt:
         print(f"fedhearth: interrupted; go on with: {resume}", file=sys.stderr)
@@ -88,11 +110,11 @@ def _in_process(launch: Launch, workers: int, shown: Display) -> dict[str, Any]:
 def _on_ray(launch: Launch, workers: int, lock: int, shown: Display) -> dict[str, Any]:
     from deploy.simulate import simulate
 
-    gpus = False
+    gpus = 0
     if launch.settings.run.device != "cpu":
         import torch
 
-        gpus = torch.cuda.is_available()
+        gpus = torch.cuda.device_count()
     simulate(launch.items, launch.folder, workers, gpus, lock, shown.round)
     return json.loads((launch.folder / "summary.json").read_text(encoding="utf-8"))
 
@@ -110,11 +132,17 @@ def outcome_table(summary: Mapping[str, Any], folder: Path) -> str:
     if summary.get("served_raw"):
         lines.append("in brackets: with BatchNorm statistics as averaged")
     if clusters := summary.get("clusters"):
-        lines.append(f"clusters: {clusters['k']}, silhouette {clusters['silhouette']:.2f}" + (
+        silhouette = f", silhouette {clusters['silhouette']:.2f}" if clusters.get("silhouette") is not None else ""
+        lines.append(f"clusters: {clusters['k']}{silhouette}" + (
             f", agreement with the true groups {clusters['adjusted_rand']:.2f} (adjusted Rand)" if "adjusted_rand" in clusters else ""))
     if summary["dropped"]:
         lines.append("dropped replies: " + ", ".join(f"{count} {reason}" for reason, count in summary["dropped"].items()))
     return "\n".join([*lines, f"report: {folder / 'report.html'}"]) + "\n"
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _figure(summary: Mapping[str, Any], kind: str, name: str) -> str:

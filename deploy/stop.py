@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from deploy.link import FlowerRun, Link, add_arguments, ca_of
+from deploy.link_options import add_arguments, ca_of
 from strategies.config import ConfigError
+
+if TYPE_CHECKING:
+    from deploy.link import FlowerRun
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,6 +22,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Stop it; 0 once Flower has."""
+    from deploy.link import Link
+
     with Link(options.link, ca_of(options)) as link:
         found = chosen(link.runs(), options.run_id)
         link.stop(found.id)

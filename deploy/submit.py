@@ -17,16 +17,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.flower_command import flower_command
 from deploy.launch import Finished, Launch, new_run, resumed_run
-from deploy.link import COMPLETED, FlowerRun, Link, add_arguments, ca_of
+from deploy.link_options import add_arguments, ca_of
 from deploy.live import Display, display
 from deploy.overrides import parse_overrides
-from deploy.running import outcome_table
+from deploy.running import counted, outcome_table
 from deploy.simulate import CONNECTION, Place, last_error, prepare
+from server_app.progress import read_progress
 from server_app.report import read_rounds
 from strategies.config import ConfigError, Scalar
+
+if TYPE_CHECKING:
+    from deploy.link import FlowerRun, Link
 
 DEADLINE = 600.0
 ROUND_POLL = 0.5
@@ -50,6 +55,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Submit and follow; returns the exit code, raises ``ConfigError`` for what cannot be started."""
+    from deploy.link import COMPLETED, Link
+    from server_app.watch import check_watchers
+
     ca = ca_of(options)
     with Link(options.link, ca) as link:
         try:
@@ -57,13 +65,14 @@ def run(options: argparse.Namespace) -> int:
         except Finished as done:
             print(f"The run in {done.folder} is finished; there is nothing to resume. Its report: {done.folder / 'report.html'}")
             return 0
+        check_watchers(launch.settings.run)
         number = start(launch, options.link, ca)
         again = f"fedhearth submit --resume {shlex.quote(str(launch.folder))}"
         config = launch.settings.run
-        print(f"{launch.settings.method.name}, {config.clients} sites, {config.rounds} rounds; run {number}\n"
+        print(f"{launch.settings.method.name}, {counted(config.clients, 'site')}, {counted(config.rounds, 'round')}; run {number}\n"
               f"results: {launch.folder}", flush=True)
         try:
-            with display(config.rounds, config.asked_each_round, options.quiet) as shown:
+            with display(config.rounds, config.asked_each_round, options.quiet, config.deadline) as shown:
                 ended = follow(link, number, launch.folder, shown)
         except KeyboardInterrupt:
             print(f"fedhearth: no longer followed, but the run goes on; see fedhearth status, or end it with fedhearth stop {number}",
@@ -124,6 +133,8 @@ def follow(link: Link, number: int, folder: Path, shown: Display) -> FlowerRun:
             if record["round"] > seen:
                 seen = record["round"]
                 shown.round(record)
+        if (now_at := read_progress(folder)) is not None and not now_at.closing and now_at.round > seen:
+            shown.reply(now_at.round, now_at.replied, now_at.asked)
         if found is not None and found.over:
             return found
         time.sleep(ROUND_POLL)
@@ -133,17 +144,17 @@ def _launch(settings: Sequence[str], resume: str, state: Path, link: Link) -> La
     given = parse_overrides(settings)
     online = sum(node.online for node in link.nodes())
     if not online:
-        raise ConfigError("no site is connected; start fedhearth supernode on each (fedhearth status shows who is there)")
+        raise ConfigError("no site is connected; start fedhearth supernode on each (fedhearth status shows who is there) (FH-016)")
     if resume:
         launch = resumed_run(given, resume)
     else:
         launch = _new(given, state, online)
     if launch.settings.run.clients > online:
-        raise ConfigError(f"clients is {launch.settings.run.clients}, but only {online} sites are connected; start the others, "
+        raise ConfigError(f"clients is {launch.settings.run.clients}, but only {online} sites are connected (FH-017); start the others, "
                           f"or say -c clients={online}")
     for other in link.runs():
         if not other.over and other.out == str(launch.folder):
-            raise ConfigError(f"run {other.id} is still writing to {launch.folder}; end it first: fedhearth stop {other.id}")
+            raise ConfigError(f"run {other.id} is still writing to {launch.folder}; end it first (FH-031): fedhearth stop {other.id}")
     return launch
 
 
@@ -160,7 +171,7 @@ def reason(link: Link, ended: FlowerRun, folder: Path) -> str:
     if ended.status.endswith(":stopped"):
         return "somebody stopped it"
     if HEARTBEAT in ended.details:
-        return f"its ServerApp or the SuperLink was killed (Flower says: {ended.details})"
+        return f"its ServerApp or the SuperLink was killed (Flower says: {ended.details}) (FH-030)"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "flower.log").write_text(link.log(ended.id), encoding="utf-8")

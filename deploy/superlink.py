@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             lock = held.enter_context(locked(state, HANDOVER))
         except ConfigError as error:
-            raise ConfigError(f"a SuperLink uses this state directory already, or it cannot be used: {error}") from None
+            raise ConfigError(f"a SuperLink uses this state directory already, or it cannot be used: {error} (FH-014)") from None
         print(command.shown(), flush=True)
         if options.insecure:
             say(GIVEN_UP)

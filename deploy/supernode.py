@@ -39,7 +39,7 @@ ACCEPTED = "SuperNode ID: "
 SILENCE, REFUSED, NO_TLS = "Connection attempt failed", "Failed to activate SuperNode", "handshake"
 NOT_LET_IN = ("the server does not let this site in. Either its key is not registered there (on the server: fedhearth superlink "
               "--authorize with {site}.pub), or another SuperNode uses this key, or this site crashed less than a minute "
-              "ago and still counts as online, which passes")
+              "ago and still counts as online, which passes (FH-001)")
 STILL_ONLINE = "the server still counts this site as online from before; that passes within a minute"
 
 
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
             lock = held.enter_context(locked(own))
         except ConfigError as error:
             raise ConfigError(f"a SuperNode of the site {options.site} runs on this machine already, or its state directory "
-                              f"cannot be used: {error}") from None
+                              f"cannot be used: {error} (FH-009)") from None
         found = look(options.superlink, ca)
         if found.hopeless:
             raise ConfigError(found.text)

@@ -170,7 +170,7 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"the checkpoint of round {round_number} could not be written ({error}); "
-                "the one before is untouched: free disk space or fix the directory, then resume"
+                "the one before is untouched: free disk space or fix the directory, then resume (FH-033)"
             ) from error
 
     def _path(self, round_number: int) -> Path:

@@ -1,10 +1,10 @@
-"""Finished runs side by side: served figures in one table, adapted ones in another, never mixed.
+"""Finished runs side by side: served figures in one table, adapted ones in another, never mixed unless told.
 
 Runs that differ in nothing but their seed (and in how fast or where they ran) are one row. Its figures are
 averaged over seeds, each figure being one over clients first (METHODS 1.4). Our choices: runs over different
-splits are refused, since a split can move a tail more than a method does; the difference to the first row is
-paired. With one seed its 95 % interval resamples clients, with several it is Student's t over the seeds'
-differences, since seeds are then what varies.
+splits are refused, since a split can move a tail more than a method does; differences to the first row are
+paired. With one seed their 95 % interval resamples clients, with several it is Student's t over the seeds'
+differences, since seeds are then what varies. ``server_app.compare_tables`` writes the tables down.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from server_app.reproduce import PLACES, belongs, shown
 from strategies.tails import paired_difference
 
 Kind = Literal["served", "adapted"]
+KINDS: tuple[Kind, ...] = ("served", "adapted")
 # how fast and where a run ran; the rows of a table should not split over it
-SPEED = frozenset({"seed", "method", "threads", "deadline", "score-batch", "channels-last", "device"})
+SPEED = frozenset({"seed", "method", "threads", "deadline", "score-batch", "channels-last", "device",
+                   "tracker", "metrics-port", "metrics-host", "donor-swap"})
+MIXED = "SERVED and ADAPTED figures are MIXED in this table: the adapted ones come after local training, which alone may be the difference."
 OTHER_SPLITS = "The runs rest on DIFFERENT SPLITS: a difference may come from the data, not the method."
 
 
@@ -37,7 +40,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Difference:
-    """Bottom-20 % of a row minus the first row's, with its 95 % interval over ``over``."""
+    """A figure of a row minus the first row's, with its 95 % interval over ``over``."""
 
     value: float
     low: float
@@ -47,61 +50,104 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """One method with its distinguishing settings: ``figures`` by name (mean, worst, bottom20), and those of the
+    """One method with its distinguishing settings: ``figures`` by name (mean, worst, bottom20), paired ``differences`` to
+    the first row by name (mean, bottom20; none in the first row, or if its clients are others), and the figures of the
     clients kept out of training in ``held_out``, empty if there are none.
     """
 
     label: str
+    kind: Kind
     seeds: tuple[int, ...]
     clients: tuple[int, ...]
     figures: Mapping[str, Figure]
-    difference: Difference | None
+    differences: Mapping[str, Difference]
     held_out: Mapping[str, Figure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two tables and what to say beside them; ``adapted`` is empty if no run was scored so."""
+    """Tables by what they hold (``served``, ``adapted``, or ``mixed`` if asked for), their captions, and what must be said
+    beside them; a table is empty if no run was scored so.
+    """
 
-    served: tuple[Row, ...]
-    adapted: tuple[Row, ...]
-    captions: Mapping[Kind, str]
+    tables: Mapping[str, tuple[Row, ...]]
+    captions: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
 
-def compare(runs: Sequence[Path], allow_different_splits: bool = False) -> Comparison:
+@dataclass(frozen=True)
+class _Group:
+    """Runs that make up a row, and which of their figures it shows."""
+
+    runs: list[Run]
+    kind: Kind
+
+
+def compare(runs: Sequence[Path], allow_different_splits: bool = False, allow_mixed: bool = False) -> Comparison:
     """Compare finished runs, given by their folders (or their summary.json); the first row is the reference.
+
+    ``DIR@served`` and ``DIR@adapted`` ask for one kind of figures, in one table; a folder without either then counts as
+    served. Without any, both kinds are shown, a table each.
 
     Raises
     ------
     ComparisonError
-        If a summary is missing or damaged, a run is given twice, or the rows do not rest on the same splits
-        and ``allow_different_splits`` is false.
+        If a summary is missing or damaged, a run is given twice or lacks the figures asked for, the rows do not rest on the
+        same splits and ``allow_different_splits`` is false, or served and adapted figures are asked for together and
+        ``allow_mixed`` is false.
     """
     if not runs:
         raise ComparisonError("expected at least one run folder, got none")
-    read = [read_run(path) for path in runs]
-    rows = _grouped(read)
-    same = _check_splits(rows, allow_different_splits)
-    served, adapted = _table(rows, "served"), _table(rows, "adapted")
-    return Comparison(
-        served=served,
-        adapted=adapted,
-        captions={"served": _caption(served, read, "served"), "adapted": _caption(adapted, read, "adapted")},
-        notes=() if same else (OTHER_SPLITS,),
-    )
+    asked = [_asked(path) for path in runs]
+    read = [read_run(path) for path, _ in asked]
+    kinds = {kind or "served" for _, kind in asked} if any(kind for _, kind in asked) else set()
+    if len(kinds) > 1 and not allow_mixed:
+        raise ComparisonError(_refused_mix(asked))
+    notes = (MIXED,) if len(kinds) > 1 else ()
+    rows = _grouped(read, [kind or "served" for _, kind in asked], mixed=len(kinds) > 1)
+    notes += () if _check_splits(rows, allow_different_splits) else (OTHER_SPLITS,)
+    if kinds:
+        _check_scored(rows)
+        tables = {"mixed" if len(kinds) > 1 else kinds.pop(): _table(rows)}
+    else:
+        tables = {kind: _table({label: _Group(group.runs, kind) for label, group in rows.items()}) for kind in KINDS}
+    return Comparison(tables, {name: _caption(table, read, name) for name, table in tables.items()}, notes)
 
 
-def _grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def _asked(path: Path) -> tuple[Path, Kind | None]:
+    """A run's folder and the kind of figures asked for, if any."""
+    for kind in KINDS:
+        if path.name.endswith(f"@{kind}") and not path.exists():
+            return path.with_name(path.name.removesuffix(f"@{kind}")), kind
+    return path, None
+
+
+def _refused_mix(asked: Sequence[tuple[Path, Kind | None]]) -> str:
+    one, other = (next(path for path, kind in asked if (kind or "served") == wanted) for wanted in KINDS)
+    return (f"expected figures of one kind, but {one} is to be served and {other} adapted: adapted figures come after local training "
+            "and are no rivals of served ones. Ask for one kind (RUN@served or RUN@adapted for all), or compare them all the same with "
+            "--mix-served-adapted")
+
+
+def _check_scored(rows: Mapping[str, _Group]) -> None:
+    """Raise for the first run that lacks the figures asked for."""
+    for group in rows.values():
+        for run in group.runs:
+            if not run.summary.get(group.kind):
+                raise ComparisonError(f"{run.path} holds no {group.kind} figures; leave it out, or run it again with score-adapted=last")
+
+
+def _grouped(runs: Sequence[Run], kinds: Sequence[Kind], mixed: bool) -> dict[str, _Group]:
     """Label -> runs that differ in their seed only, both in the order given."""
     settings = [run.summary["run_config"] for run in runs]
     keys = {key for config in settings for key in config if key not in PLACES | SPEED}
     varying = sorted(key for key in keys if len({json.dumps(c[key]) for c in settings if key in c}) > 1)
-    rows: dict[str, list[Run]] = {}
-    for run, config in zip(runs, settings, strict=True):
+    rows: dict[str, _Group] = {}
+    for run, config, kind in zip(runs, settings, kinds, strict=True):
         method = run.summary["method"]
         told = [f"{key}={shown(config[key])}" for key in varying if key in config and belongs(key, method)]
-        row = rows.setdefault(" ".join([method, *told]), [])
+        label = " ".join([method, *told, *([f"({kind})"] if mixed else [])])
+        row = rows.setdefault(label, _Group([], kind)).runs
         if twice := [other for other in row if other.key == run.key]:
             raise ComparisonError(
                 f"{run.path} and {twice[0].path} are the same run (method, settings, seed and split "
@@ -111,9 +157,9 @@ def _grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return rows
 
 
-def _check_splits(rows: Mapping[str, Sequence[Run]], allowed: bool) -> bool:
+def _check_splits(rows: Mapping[str, _Group], allowed: bool) -> bool:
     """Whether every row rests on the same known splits; raises if not and that is not allowed."""
-    hashes = {label: {run.summary["split_hash"] for run in row} for label, row in rows.items()}
+    hashes = {label: {run.summary["split_hash"] for run in row.runs} for label, row in rows.items()}
     first = next(iter(hashes))
     for label, row in hashes.items():
         if (row != hashes[first] or "" in row) and not allowed:
@@ -126,25 +172,26 @@ def _check_splits(rows: Mapping[str, Sequence[Run]], allowed: bool) -> bool:
     return len({frozenset(row) for row in hashes.values()}) == 1 and "" not in hashes[first]
 
 
-def _table(rows: Mapping[str, Sequence[Run]], kind: Kind) -> tuple[Row, ...]:
-    scored = {label: row for label, row in rows.items() if all(run.summary.get(kind) for run in row)}
+def _table(rows: Mapping[str, _Group]) -> tuple[Row, ...]:
+    scored = {label: row for label, row in rows.items() if all(run.summary.get(row.kind) for run in row.runs)}
     first = next(iter(rows.values()))
     return tuple(
         Row(
             label=label,
-            seeds=tuple(run.summary["seed"] for run in row),
-            clients=tuple(sorted({run.summary[kind]["n"] for run in row})),
-            figures={name: _figure(row, kind, name) for name in FIGURES},
-            difference=None if row is first else _difference(row, first, kind),
-            held_out=_held_out(row) if kind == "served" else {},
+            kind=row.kind,
+            seeds=tuple(run.summary["seed"] for run in row.runs),
+            clients=tuple(sorted({run.summary[row.kind]["n"] for run in row.runs})),
+            figures={name: _figure(row, name) for name in FIGURES},
+            differences={} if row is first else _differences(row, first),
+            held_out=_held_out(row.runs) if row.kind == "served" else {},
         )
         for label, row in scored.items()
     )
 
 
-def _figure(row: Sequence[Run], kind: Kind, name: str) -> Figure:
-    raw = [run.summary[f"{kind}_raw"][name] for run in row if run.summary.get(f"{kind}_raw")]
-    return _over_seeds([run.summary[kind][name] for run in row], mean(raw) if len(raw) == len(row) else None)
+def _figure(row: _Group, name: str) -> Figure:
+    raw = [run.summary[f"{row.kind}_raw"][name] for run in row.runs if run.summary.get(f"{row.kind}_raw")]
+    return _over_seeds([run.summary[row.kind][name] for run in row.runs], mean(raw) if len(raw) == len(row.runs) else None)
 
 
 def _held_out(row: Sequence[Run]) -> dict[str, Figure]:
@@ -157,27 +204,34 @@ def _over_seeds(values: Sequence[float], raw: float | None = None) -> Figure:
     return Figure(value=mean(values), std=stdev(values) if len(values) > 1 else None, raw=raw)
 
 
-def _difference(row: Sequence[Run], first: Sequence[Run], kind: Kind) -> Difference | None:
-    """Paired by split and seed; ``None`` where a pair is missing or its clients are not the same."""
-    base = {run.key: run.accuracy[kind] for run in first}
-    ours = {run.key: run.accuracy[kind] for run in row}
+def _differences(row: _Group, first: _Group) -> dict[str, Difference]:
+    """Paired by split and seed; none where a pair is missing or its clients are not the same."""
+    base = {run.key: run.accuracy[first.kind] for run in first.runs}
+    ours = {run.key: run.accuracy[row.kind] for run in row.runs}
     if base.keys() != ours.keys() or any(not a or a.keys() != base[key].keys() for key, a in ours.items()):
-        return None
+        return {}
     pairs = [paired_difference(a, base[key]) for key, a in ours.items()]
     if len(pairs) == 1:
-        return Difference(pairs[0].bottom20, *pairs[0].bottom20_interval, over="clients")
-    values = [pair.bottom20 for pair in pairs]
+        pair = pairs[0]
+        return {"mean": Difference(pair.mean, *pair.mean_interval, over="clients"),
+                "bottom20": Difference(pair.bottom20, *pair.bottom20_interval, over="clients")}
+    return {"mean": _over_pairs([pair.mean for pair in pairs]), "bottom20": _over_pairs([pair.bottom20 for pair in pairs])}
+
+
+def _over_pairs(values: Sequence[float]) -> Difference:
+    """Student's t interval of the mean of the seeds' differences, two of them at least."""
     from scipy.stats import t
 
     reach = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
     return Difference(mean(values), mean(values) - reach, mean(values) + reach, over="seeds")
 
 
-def _caption(rows: Sequence[Row], runs: Sequence[Run], kind: Kind) -> str:
+def _caption(rows: Sequence[Row], runs: Sequence[Run], name: str) -> str:
     """What the figures are: kind, BatchNorm rule, clients, seeds, and what the interval is over."""
     if not rows:
         return ""
-    when = "before" if kind == "served" else "after"
+    told = {"served": "Served accuracy in % (before local training)", "adapted": "Adapted accuracy in % (after local training)",
+            "mixed": "Accuracy in %, served (before local training) or adapted (after it)"}[name]
     rules = {run.summary["run_config"].get("bn") for run in runs}
     raw = any(row.figures["mean"].raw is not None for row in rows)
     norm = "BatchNorm recomputed" if rules == {"recompute"} else "BatchNorm as each run's bn setting says"
@@ -185,72 +239,11 @@ def _caption(rows: Sequence[Row], runs: Sequence[Run], kind: Kind) -> str:
     seeds = sorted({len(row.seeds) for row in rows})
     many = seeds[-1] > 1
     parts = [
-        f"{kind.capitalize()} accuracy in % ({when} local training) over {clients} clients, {norm}"
+        f"{told} over {clients} clients, {norm}"
         + (" (in brackets: as averaged)" if raw else ""),
         f"{' or '.join(map(str, seeds))} seed{'s' if many else ''}"
         + (", mean ± std over seeds" if many else ""),
     ]
-    if over := sorted({row.difference.over for row in rows if row.difference}):
-        parts.append(f"difference paired with the first row, 95 % interval over {' or '.join(over)}")
+    if over := sorted({gap.over for row in rows for gap in row.differences.values()}):
+        parts.append(f"differences paired with the first row, 95 % interval over {' or '.join(over)}")
     return "; ".join(parts) + "."
-
-
-def render_text(comparison: Comparison) -> str:
-    """Both tables as aligned plain text."""
-    blocks = []
-    for caption, table in _blocks(comparison):
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-            ).rstrip()
-            for cells in table
-        ]
-        blocks.append("\n".join([caption, "", lines[0], "-" * max(map(len, lines)), *lines[1:]]))
-    return "\n\n".join([*blocks, *comparison.notes]) + "\n"
-
-
-def render_markdown(comparison: Comparison) -> str:
-    """Both tables as Markdown."""
-    blocks = []
-    for caption, table in _blocks(comparison):
-        lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in table]
-        rule = "|" + "|".join([" --- ", *[" ---: "] * (len(table[0]) - 1)]) + "|"
-        blocks.append("\n".join([caption, "", lines[0], rule, *lines[1:]]))
-    return "\n\n".join([*blocks, *(f"**{note}**" for note in comparison.notes)]) + "\n"
-
-
-def _blocks(comparison: Comparison) -> list[tuple[str, list[list[str]]]]:
-    """(caption, cells with the header first) of each table that has rows."""
-    tables: tuple[tuple[Kind, tuple[Row, ...]], ...] = (
-        ("served", comparison.served),
-        ("adapted", comparison.adapted),
-    )
-    head = ["method", "seeds", "clients", "mean", "worst", "bottom 20 %", "bottom 20 %, difference"]
-    outside = [f"held-out clients, {name}" for name in ("mean", "worst", "bottom 20 %")]
-    blocks = []
-    for kind, rows in tables:
-        some = any(row.held_out for row in rows)
-        if rows:
-            blocks.append((comparison.captions[kind], [head + outside * some, *(_cells(row, some) for row in rows)]))
-    return blocks
-
-
-def _cells(row: Row, outside: bool) -> list[str]:
-    """One line; with ``outside`` also the columns of the clients kept out of training."""
-    gap = row.difference
-    return [
-        row.label,
-        ", ".join(map(str, row.seeds)),
-        " or ".join(map(str, row.clients)),
-        *(_shown(row.figures[name]) for name in FIGURES),
-        f"{100 * gap.value:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]" if gap else "–",
-        *((_shown(row.held_out[name]) if row.held_out else "–" for name in FIGURES) if outside else ()),
-    ]
-
-
-def _shown(figure: Figure) -> str:
-    std = f" ± {100 * figure.std:.1f}" if figure.std is not None else ""
-    raw = f" ({100 * figure.raw:.1f})" if figure.raw is not None else ""
-    return f"{100 * figure.value:.1f}{std}{raw}"

@@ -12,13 +12,16 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from server_app.donor_swap import check_can_swap, closing_swap
 from server_app.initial import initial_model
 from server_app.memory import give_back_freed_memory
 from server_app.record import RunRecorder, held_out_before, note_held_out, open_run
 from server_app.roster import Roster
 from server_app.rounds import OnReply, Plan, RunFailed, run_rounds
+from server_app.watch import Watch, watched
 from strategies.adapter import RuleStrategy
-from strategies.registry import items_of_all, parse_run_config
+from strategies.config import ConfigError
+from strategies.registry import Settings, items_of_all, parse_run_config
 from strategies.types import layout_of
 
 log = logging.getLogger(__name__)
@@ -26,6 +29,8 @@ app = ServerApp()
 HELLO_WAIT = 300.0
 # a node that crashed is listed for another minute; what was sent to it is lost, and it must be asked once more
 HELLO_DEADLINE = 120.0
+# a simulation opens the data of all its clients at their hello, a few at a time, and there may be thousands
+HELLO_OF_SIMULATED = 1.0
 
 
 @app.main()
@@ -45,11 +50,29 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
         With what was expected, what came and what to do, before round 1 wherever that can be known.
     """
     settings = parse_run_config(context.run_config)
+    if settings.run.cohort > 1 and engine != "inprocess":
+        raise ConfigError(f"cohort = {settings.run.cohort} trains clients at once, and only the in-process engine (fedhearth run) has "
+                          "several at hand; set cohort = 1 here")
+    check_can_swap(settings)
+    with watched(settings.run) as watch:
+
+        def reply(number: int, replied: int, asked: int) -> None:
+            watch.reply(number, replied, asked)
+            if on_reply:
+                on_reply(number, replied, asked)
+
+        return _serve(grid, settings, engine, watch, reply, on_round)
+
+
+def _serve(grid: Grid, settings: Settings, engine: str, watch: Watch, on_reply: OnReply,
+           on_round: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
     run = settings.run
     flat = items_of_all(settings)
     folder = open_run(settings, flat)
+    watch.into(folder, flat)
     roster = Roster(run.seed, run.fraction)
-    roster.gather(grid, run.clients, wait=HELLO_WAIT, deadline=min(run.deadline, HELLO_DEADLINE))
+    more = 0.0 if engine == "grpc" else HELLO_OF_SIMULATED * run.clients
+    roster.gather(grid, run.clients, wait=HELLO_WAIT + more, deadline=min(run.deadline, HELLO_DEADLINE) + more)
     note_held_out(folder, roster.hold_out(run.held_out_count, held_out_before(folder)))
     hello = roster.hellos[roster.names()[0]]
     start = initial_model(settings, hello.classes, hello.input_shape)
@@ -66,13 +89,25 @@ def serve(grid: Grid, context: Context, engine: str, on_reply: OnReply | None = 
         record = recorder.after_round(strategy, outcome)
         if outcome.number == run.rounds:
             _check_trained(strategy, run.rounds)
+        watch.round(record)
         roster.refresh(grid, min(run.deadline, HELLO_DEADLINE))
+        watch.begins(outcome.number + 1, roster.online())
         if on_round:
             on_round(record)
 
-    run_rounds(grid, strategy, ArrayRecord(), plan, after_round, lambda o: recorder.after_evaluate(strategy, o), on_reply,
-               lambda o: recorder.after_join(strategy, o))
+    def after(noted: Callable[[RuleStrategy, Any], None]) -> Callable[[Any], None]:
+        def exchange(outcome: Any) -> None:
+            noted(strategy, outcome)
+            watch.exchange(strategy.tally.record())
+
+        return exchange
+
+    watch.begins(done + 1, roster.online())
+    run_rounds(grid, strategy, ArrayRecord(), plan, after_round, after(recorder.after_evaluate), on_reply, after(recorder.after_join))
+    if run.donor_swap:
+        closing_swap(grid, strategy, plan, folder, lambda: roster.refresh(grid, min(run.deadline, HELLO_DEADLINE)))
     summary = recorder.finish(strategy)
+    watch.finished(summary)
     log.info("results in %s", folder)
     return summary
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from server_app.checkpoint import Checkpoints
-from server_app.durable import sync_to_disk
+from server_app.durable import sync_file_system, sync_to_disk
 from server_app.encoder_shelf import EncoderShelf
 from server_app.report import RunReport, replace_text
+from server_app.reproduce import code_hash
 from server_app.roster import Roster, data_warnings
 from server_app.rounds import Outcome
 from strategies.adapter import RuleStrategy
@@ -30,7 +31,8 @@ from strategies.split_hash import combined_hash
 
 log = logging.getLogger(__name__)
 # A resumed run may change where and how patiently it runs, not what it computes.
-FREE_KEYS = frozenset({"resume", "out", "state-dir", "deadline", "quorum", "max-void-rounds", "threads", "weights-dir"})
+FREE_KEYS = frozenset({"resume", "out", "state-dir", "deadline", "quorum", "max-void-rounds", "threads", "weights-dir", "tracker",
+                       "metrics-port", "metrics-host", "donor-swap"})
 # What run.json says beside the settings: which clients are kept out of training.
 HELD_OUT = "held-out-clients"
 
@@ -61,7 +63,7 @@ def open_run(settings: Settings, flat: Mapping[str, Any]) -> Path:
         raise ConfigError("the run.json in out is damaged; restore it, or start the run anew in another folder") from None
     differing = sorted(k for k in (before.keys() | flat.keys()) - FREE_KEYS - {HELD_OUT} if before.get(k) != flat.get(k))
     if differing:
-        raise ConfigError(f"a run resumes with the settings it started with; different now: {', '.join(differing)}")
+        raise ConfigError(f"a run resumes with the settings it started with; different now: {', '.join(differing)} (FH-032)")
     return folder
 
 
@@ -126,6 +128,7 @@ class RunRecorder:
         self.report.round(record)
         # a line without its checkpoint is cut on resuming, a checkpoint without its line would leave a gap for ever
         sync_to_disk(self.folder / "rounds.jsonl")
+        self._sync_clients()
         self._checkpoints.save(outcome.number, strategy.state, {"acked": strategy.acked, "split": self._split()})
         # the checkpoint before this one may still be resumed from, so its encoders stay one round longer
         self.shelf.prune(kept, self._kept)
@@ -142,6 +145,7 @@ class RunRecorder:
     def finish(self, strategy: RuleStrategy) -> dict[str, Any]:
         """Write the report and return the summary."""
         run = self.settings.run
+        self._sync_clients()
         return self.report.finish({
             **self._final,
             "held_out": self.roster.held_out(),
@@ -152,9 +156,16 @@ class RunRecorder:
             "seconds": time.monotonic() - self._began,
             "peak_rss_mib": peak_rss_mib(),
             "split_hash": combined_hash({name: hello.split_digest for name, hello in self.roster.hellos.items()}, self.roster.held_out()),
-            "versions": {"python": platform.python_version(), **{p: version(p) for p in ("flwr", "torch", "numpy", "scikit-learn")}},
+            "versions": {"python": platform.python_version(), **{p: version(p) for p in ("flwr", "torch", "numpy", "scikit-learn")},
+                         "fedhearth-code": code_hash()},
             "personal_models": str(Path(run.state_dir).expanduser() / (run.run_id or "run")) if run.state_dir else "",
         })
+
+    def _sync_clients(self) -> None:
+        """A simulation's clients write their state without waiting for the disk, each; here all of them are waited for at once."""
+        where = Path(self.settings.run.state_dir).expanduser() if self.settings.run.state_dir else Path.home()
+        if self._engine != "grpc" and where.is_dir():
+            sync_file_system(where)
 
     def _model(self) -> dict[str, Any]:
         """What all clients agreed on, and one that joins later must fit."""

@@ -29,6 +29,7 @@ from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from server_app.failures import RunFailed as RunFailed
 from strategies.wire import bytes_of
 
 log = logging.getLogger(__name__)
@@ -37,10 +38,6 @@ BATCH = 16
 PULL_MOST = 64
 PULL_BYTES = 8 << 20
 SPOOL_BYTES = 4 << 20
-
-
-class RunFailed(RuntimeError):
-    """The run cannot go on. The text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,8 @@ def run_rounds(grid: Grid, strategy: Strategy, arrays: ArrayRecord, plan: Plan, 
             on_round(outcome)
         if void_in_a_row >= plan.max_void:
             raise RunFailed(f"{void_in_a_row} rounds in a row were void (quorum {plan.quorum:g}); the last had {outcome.replied} "
-                            f"good replies to {outcome.asked} messages. The reasons are in the log above; nothing was changed by them.")
+                            f"good replies to {outcome.asked} messages. The reasons are in the log above; nothing was changed by them. "
+                            "(FH-023)")
         if outcome.void and not outcome.asked:
             time.sleep(min(plan.pause, plan.deadline))
         if number < plan.rounds:

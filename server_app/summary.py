@@ -40,12 +40,13 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a report is drawn from: the summary, the round records, one row a client, the split if known."""
+    """What a report is drawn from: the summary, the round records, one row a client, the split if known, and a donor swap's finding."""
 
     summary: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
     rows: Sequence[ClientRow]
     split: Mapping[str, Any] | None
+    donor_swap: Mapping[str, Any] | None = None
 
     @property
     def participants(self) -> list[ClientRow]:
@@ -134,8 +135,13 @@ def refreshes(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, Mapping[s
 
 
 def clustering(records: Sequence[Mapping[str, Any]], groups: Mapping[str, str]) -> dict[str, Any] | None:
-    """The last refresh: k, silhouette, rank, round, assignment, agreement with the split's groups if any."""
-    if not (found := refreshes(records)):
+    """The last refresh: k, silhouette, rank, round, assignment, agreement with the split's groups if any.
+
+    Of a method whose rounds group clients without a refresh (IFCA, CFL) the last round's groups; these have neither silhouette
+    nor rank, which are then None.
+    """
+    told = ((int(r["round"]), (r.get("diagnostics") or {}).get("groups")) for r in records)
+    if not (found := refreshes(records) or [(number, grouped) for number, grouped in told if grouped]):
         return None
     number, last = found[-1]
     assignment: Mapping[str, int] = last["assignment"]
@@ -221,7 +227,8 @@ def held_out_figures(final: Mapping[str, Any], names: Sequence[str], n_test: Map
     """What the clients kept out of training are served: by client, and their tails; ``unscored`` ones have no test
     images, or did not get through.
     """
-    served, raw = ({c: v for c, v in scored(final.get(key)).items() if c in names} for key in ("served", "served_raw"))
+    among = set(names)
+    served, raw = ({c: v for c, v in scored(final.get(key)).items() if c in among} for key in ("served", "served_raw"))
     mixtures = (final.get("joined") or {}).get("mixtures") or {}
     return {
         "clients": list(names),
@@ -235,7 +242,8 @@ def held_out_figures(final: Mapping[str, Any], names: Sequence[str], n_test: Map
 
 
 def _without(values: Mapping[str, float | None] | None, names: Sequence[str]) -> dict[str, float | None]:
-    return {c: v for c, v in (values or {}).items() if c not in names}
+    outside = set(names)
+    return {c: v for c, v in (values or {}).items() if c not in outside}
 
 
 def client_rows(

@@ -244,7 +244,8 @@ def test_the_first_deployment_takes_at_most_eight_commands() -> None:
 def texts() -> tuple[str, ...]:
     """Every piece of text in our code, and in the files of Flower whose messages we quote."""
     flower = Path(find_spec("flwr").submodule_search_locations[0])  # type: ignore[union-attr,index]
-    theirs = [flower / "supercore/error/catalog.py", flower / "server/superlink/fleet/grpc_rere/node_auth_server_interceptor.py"]
+    fleet = flower / "server/superlink/fleet/grpc_rere"
+    theirs = [flower / "supercore/error/catalog.py", fleet / "node_auth_server_interceptor.py", fleet / "fleet_servicer.py"]
     ours = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     return tuple(node.value for path in (*ours, *theirs) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
                  if isinstance(node, ast.Constant) and isinstance(node.value, str))
@@ -252,7 +253,7 @@ def texts() -> tuple[str, ...]:
 
 def explained() -> list[str]:
     table = RUNBOOK.split("## What each error means")[1].split("\n## ")[0]
-    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith(("| FH-", "| – "))]
     return [message for cell in rows for message in re.findall(r"`([^`]+)`", cell)]
 
 

@@ -220,5 +220,5 @@ def test_one_client_with_long_class_names_leaves_room_for_its_picture() -> None:
 
     split = {"classes": ["<script>alert(1)</script>", "$\\frac{$ " + "x" * 100], "train": {"client-000": [4, 4]},
              "groups": {"client-000": "$x^$<b>&" + "g" * 300}}
-    drawn = split_picture(split, ["client-000"])
-    assert "<script>" not in drawn
+    drawn = split_picture(split, ["client-000"]).html()
+    assert "<script>" not in drawn and "\\u003cscript>alert(1)" in drawn and "&lt;script&gt;alert(1)" in drawn

@@ -82,7 +82,7 @@ def test_argparse_refuses_with_2(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_says_at_once_how_its_data_are_divided(capsys: pytest.CaptureFixture[str]) -> None:
     """The default turns images, which nobody wants without knowing."""
     assert main(["run", *TINY, "--out", "out"]) == 0
-    assert capsys.readouterr().out.startswith("hdc-fl on digits, partition rotation, 2 clients, 1 rounds, inprocess engine, 1 worker\n")
+    assert capsys.readouterr().out.startswith("hdc-fl on digits, partition rotation, 2 clients, 1 round, inprocess engine, 1 worker\n")
 
 
 def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:

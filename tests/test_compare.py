@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from statistics import stdev
@@ -9,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from server_app.compare import compare, render_markdown, render_text
+from server_app.compare import MIXED, compare
+from server_app.compare_tables import render_csv, render_latex, render_markdown, render_text, tex
 from server_app.finished import ComparisonError, read_run
 
 CLIENTS = ("a", "b", "c", "d", "e")
@@ -58,15 +61,18 @@ def test_one_seed_each(tmp_path: Path) -> None:
     base = finished(tmp_path / "a", "fedper", [0.2, 0.4, 0.6, 0.8, 1.0])
     other = finished(tmp_path / "b", "hdc-fl", [0.3, 0.5, 0.7, 0.9, 1.0])
     found = compare([base, other / "summary.json"])
-    first, second = found.served
+    first, second = found.tables["served"]
     assert (first.label, second.label, first.seeds, first.clients) == ("fedper", "hdc-fl", (0,), (5,))
-    assert first.difference is None and second.figures["mean"].value == pytest.approx(0.68)
+    assert first.differences == {} and second.figures["mean"].value == pytest.approx(0.68)
     assert second.figures["worst"].std is None and second.figures["worst"].raw == pytest.approx(0.2)
-    gap = second.difference
+    gap = second.differences["bottom20"]
     # every resample has a difference of its lowest client in {.1, .1, .1, .1, 0}
-    assert gap is not None and gap.over == "clients" and gap.value == pytest.approx(0.1)
+    assert gap.over == "clients" and gap.value == pytest.approx(0.1)
     assert gap.low == pytest.approx(0.1) and gap.high == pytest.approx(0.1)
-    assert found.adapted == () and found.notes == ()
+    assert found.tables["adapted"] == () and found.notes == ()
+    # clients differ by .1 .1 .1 .1 0, whose mean is .08; no resample of five of them has less than 0 or more than .1
+    over_clients = second.differences["mean"]
+    assert over_clients.value == pytest.approx(0.08) and 0 <= over_clients.low < 0.08 < over_clients.high <= 0.1 + 1e-12
 
 
 def test_served_and_adapted_are_two_tables(tmp_path: Path) -> None:
@@ -76,7 +82,7 @@ def test_served_and_adapted_are_two_tables(tmp_path: Path) -> None:
     served, adapted = text.split("Adapted accuracy", 1)
     assert served.startswith(
         "Served accuracy in % (before local training) over 2 clients, BatchNorm recomputed "
-        "(in brackets: as averaged); 1 seed; difference paired with the first row, 95 % interval "
+        "(in brackets: as averaged); 1 seed; differences paired with the first row, 95 % interval "
         "over clients."
     )
     assert "30.0 (20.0)" in served and "60.0" not in served
@@ -90,12 +96,12 @@ def test_several_seeds_are_averaged(tmp_path: Path) -> None:
         for s, low in enumerate(lows)
     ]
     found = compare(runs)
-    assert [row.seeds for row in found.served] == [(0, 1, 2), (0, 1, 2)]
-    worst = found.served[1].figures["worst"]
+    assert [row.seeds for row in found.tables["served"]] == [(0, 1, 2), (0, 1, 2)]
+    worst = found.tables["served"][1].figures["worst"]
     assert worst.value == pytest.approx(1.0 / 3) and worst.std == pytest.approx(stdev((0.2, 0.3, 0.5)))
-    gap = found.served[1].difference
+    gap = found.tables["served"][1].differences["bottom20"]
     # differences .1 .1 .2; t(.975, 2) = 4.302653; deviation .0577350 / sqrt 3 = 1/30
-    assert gap is not None and gap.over == "seeds" and gap.value == pytest.approx(0.4 / 3)
+    assert gap.over == "seeds" and gap.value == pytest.approx(0.4 / 3)
     assert gap.high - gap.value == pytest.approx(4.302653 / 30, rel=1e-6)
     assert "over 2 clients" in found.captions["served"]
     assert "3 seeds, mean ± std over seeds" in found.captions["served"]
@@ -106,7 +112,7 @@ def test_settings_that_differ_name_the_rows(tmp_path: Path) -> None:
     one = finished(tmp_path / "a", "hdc-fl", [0.1], **{"hdc-fl.temperature": 0.3, "lr": 0.1, "threads": 1})
     two = finished(tmp_path / "b", "hdc-fl", [0.1], **{"hdc-fl.temperature": 0.1, "lr": 0.1, "threads": 2})
     three = finished(tmp_path / "c", "fedper", [0.1], **{"hdc-fl.temperature": 0.3, "lr": 0.1, "threads": 1})
-    labels = [row.label for row in compare([one, two, three]).served]
+    labels = [row.label for row in compare([one, two, three]).tables["served"]]
     assert labels == ["hdc-fl hdc-fl.temperature=0.3", "hdc-fl hdc-fl.temperature=0.1", "fedper"]
 
 
@@ -118,7 +124,7 @@ def test_different_splits_are_refused_unless_asked_for(tmp_path: Path) -> None:
     ):
         compare([base, other])
     found = compare([base, other], allow_different_splits=True)
-    assert found.served[1].difference is None and "DIFFERENT SPLITS" in render_markdown(found)
+    assert found.tables["served"][1].differences == {} and "DIFFERENT SPLITS" in render_markdown(found)
 
 
 def test_a_seed_missing_in_one_row_is_another_split(tmp_path: Path) -> None:
@@ -141,7 +147,7 @@ def test_no_difference_where_the_clients_are_not_the_same(tmp_path: Path) -> Non
     base = finished(tmp_path / "a", "fedper", [0.2, 0.4])
     other = finished(tmp_path / "b", "hdc-fl", [0.3, 0.5, 0.6])
     found = compare([base, other])
-    assert found.served[1].difference is None and "over 2 or 3 clients" in found.captions["served"]
+    assert found.tables["served"][1].differences == {} and "over 2 or 3 clients" in found.captions["served"]
 
 
 def test_the_same_run_twice_is_refused(tmp_path: Path) -> None:
@@ -178,6 +184,71 @@ def test_a_missing_or_damaged_summary_says_so(tmp_path: Path, text: str | None, 
 
 def test_markdown_is_a_table(tmp_path: Path) -> None:
     lines = render_markdown(compare([finished(tmp_path / "a", "fed|per", [0.2, 0.4])])).splitlines()
-    assert lines[2] == "| method | seeds | clients | mean | worst | bottom 20 % | bottom 20 %, difference |"
-    assert lines[3] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-    assert lines[4] == r"| fed\|per | 0 | 2 | 30.0 (20.0) | 20.0 (10.0) | 20.0 (10.0) | – |"
+    assert lines[2] == "| method | seeds | clients | mean | worst | bottom 20 % | mean, difference | bottom 20 %, difference |"
+    assert lines[3] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    assert lines[4] == r"| fed\|per | 0 | 2 | 30.0 (20.0) | 20.0 (10.0) | 20.0 (10.0) | – | – |"
+
+
+def two_by_two(folder: Path) -> list[Path]:
+    """Two seeds of two methods; the second is .1 and .3 better for either client."""
+    return [finished(folder / f"{method}{seed}", method, [0.2 + gain, 0.6 + gain], seed=seed, split=f"split{seed}")
+            for method, gains in (("fed_per", (0.0, 0.0)), ("hdc-fl", (0.1, 0.3))) for seed, gain in enumerate(gains)]
+
+
+def test_latex_can_be_pasted(tmp_path: Path) -> None:
+    lines = render_latex(compare(two_by_two(tmp_path))).splitlines()
+    assert lines[0] == r"% \usepackage{booktabs}" and lines[1:3] == [r"\begin{table}", r"\centering"]
+    assert lines[3].startswith(r"\caption{Served accuracy in \% (before local training) over 2 clients") and r"mean $\pm$ std" in lines[3]
+    assert lines[5] == r"\begin{tabular}{lrrrrrrr}"
+    # differences .1 and .3: mean .2, deviation .1414 / sqrt 2 = .1; t(.975, 1) = 12.706
+    assert lines[-4] == (r"hdc-fl & 0, 1 & 2 & 60.0 $\pm$ 14.1 (50.0) & 40.0 $\pm$ 14.1 (30.0) & 40.0 $\pm$ 14.1 (30.0) & "
+                         r"$+$20.0 [$-$107.1, $+$147.1] & $+$20.0 [$-$107.1, $+$147.1] \\")
+    assert lines[-5].startswith(r"fed\_per & 0, 1 & 2 & 40.0 $\pm$ 0.0 (30.0)") and lines[-5].endswith(r"-- & -- \\")
+    assert tex(r"a_b 5% \ x~y^2 {c} & #1 $ -0.5 hdc-fl") == (
+        r"a\_b 5\% \textbackslash{} x\textasciitilde{}y\textasciicircum{}2 \{c\} \& \#1 \$ $-$0.5 hdc-fl")
+
+
+def test_notes_go_with_what_is_pasted(tmp_path: Path) -> None:
+    runs = [finished(tmp_path / "a", "fedper", [0.2]), finished(tmp_path / "b", "hdc-fl", [0.3], split="beef")]
+    found = compare(runs, allow_different_splits=True)
+    caption, = (line for line in render_latex(found).splitlines() if line.startswith(r"\caption"))
+    assert "DIFFERENT SPLITS" in caption
+    assert [line["same_splits"] for line in csv.DictReader(io.StringIO(render_csv(found)))] == ["no", "no"]
+
+
+def test_csv_holds_unrounded_shares(tmp_path: Path) -> None:
+    lines = list(csv.DictReader(io.StringIO(render_csv(compare(two_by_two(tmp_path))))))
+    assert [(line["scores"], line["method"], line["seeds"], line["same_splits"]) for line in lines] == [
+        ("served", "fed_per", "0 1", "yes"), ("served", "hdc-fl", "0 1", "yes")]
+    assert lines[0]["mean_difference"] == lines[0]["held_out_mean"] == "" and lines[1]["bottom20_difference_over"] == "seeds"
+    assert [float(lines[1][key]) for key in ("mean", "mean_std", "worst", "mean_difference", "bottom20_difference_high")] == pytest.approx(
+        [0.6, 0.02**0.5, 0.4, 0.2, 0.2 + 12.7062047 * 0.1])
+
+
+def test_served_and_adapted_are_mixed_only_when_told(tmp_path: Path) -> None:
+    base = finished(tmp_path / "a", "fedper", [0.2, 0.4], adapted=[0.5, 0.7])
+    other = finished(tmp_path / "b", "fedavg", [0.3, 0.5], adapted=[0.6, 0.9])
+    mix = [base.with_name("a@adapted"), other]
+    with pytest.raises(ComparisonError, match="b is to be served and .*a adapted.*--mix-served-adapted"):
+        compare(mix)
+    found = compare(mix, allow_mixed=True)
+    assert list(found.tables) == ["mixed"] and found.notes == (MIXED,)
+    first, second = found.tables["mixed"]
+    assert (first.label, second.label) == ("fedper (adapted)", "fedavg (served)")
+    assert first.figures["mean"].value == pytest.approx(0.6) and second.figures["mean"].value == pytest.approx(0.4)
+    # .3 - .5 and .5 - .7
+    assert second.differences["mean"].value == pytest.approx(-0.2) and "MIXED" in render_markdown(found)
+    # the same run twice, as what it was before and after local training
+    gained = compare([base, base.with_name("a@adapted")], allow_mixed=True).tables["mixed"][1].differences["mean"]
+    assert gained.value == pytest.approx(0.3)
+
+
+def test_one_kind_can_be_asked_for(tmp_path: Path) -> None:
+    base = finished(tmp_path / "a", "fedper", [0.2, 0.4], adapted=[0.5, 0.7])
+    finished(tmp_path / "b", "fedavg", [0.1, 0.3], adapted=[0.4, 0.8])
+    found = compare([base.with_name("a@adapted"), tmp_path / "b@adapted"])
+    assert list(found.tables) == ["adapted"] and found.notes == ()
+    assert found.tables["adapted"][1].differences["mean"].value == pytest.approx(0.0)
+    finished(tmp_path / "c", "ditto", [0.1, 0.3])
+    with pytest.raises(ComparisonError, match="holds no adapted figures.*score-adapted=last"):
+        compare([tmp_path / "c@adapted"])

@@ -305,7 +305,7 @@ def test_digits_are_sound_alone_and_divided(capsys: pytest.CaptureFixture[str]) 
 def test_clients_that_hold_the_same_images(capsys: pytest.CaptureFixture[str]) -> None:
     code, kinds = checked(capsys, "tests.test_data_checks:shared", "--clients", "3", "-c", "model=module:unknown")
     assert kinds["shared"]["here"] == "1 images; first: client-000 and client-001"
-    assert kinds["duplicates"]["here"] == "1 of 3 clients: client-002; client-002: 2 images, 1 different ones; 2 with different labels"
+    assert kinds["duplicates"]["here"] == "1 of 3 clients: client-002: 2 images, 1 different ones; 2 with different labels"
     assert code == 1 and kinds["model"]["verdict"] == "STOP"
 
 

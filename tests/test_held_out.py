@@ -20,7 +20,8 @@ from client_app.head_phase import encode, fit_head
 from client_app.loop import LoopSettings, recompute_batchnorm
 from models import build_model
 from server_app.checkpoint import Checkpoints, dump, restore, state_types
-from server_app.compare import compare, render_text
+from server_app.compare import compare
+from server_app.compare_tables import render_text
 from server_app.html import page
 from server_app.roster import Roster
 from server_app.summary import findings
@@ -376,7 +377,7 @@ def test_a_run_without_them_says_nothing_of_them() -> None:
 
 def test_the_page_has_a_section_of_their_own() -> None:
     text = page(reported())
-    lead, _, rest = text.partition("<h2>Held-out clients</h2>")
+    lead, _, rest = text.partition("<h3>Held-out clients</h3>")
     section = rest.partition("</section>")[0]
     assert "Worst client <b>a</b>" in lead and "50.0" in lead and "2 clients" in lead
     assert all(shown in section for shown in ("3 clients took no part", "20.0", "10.0", ">x<", ">y<", ">z<", "1 of them have no score"))
@@ -399,13 +400,14 @@ def test_files_and_comparison_of_whole_runs(tmp_path: Path) -> None:
             assert {row["client"]: row["held_out"] for row in csv.DictReader(file)} == dict.fromkeys(FOUR[:3], "no") | {FOUR[3]: "yes"}
         assert ran.summary["served"]["n"] == 3 == ran.summary["clients"] and ran.summary["held_out"]["tails"]["n"] == 1
     found = compare([one.folder, other.folder])
-    assert [row.held_out["mean"].value for row in found.served] == [ran.summary["held_out"]["tails"]["mean"] for ran in (one, other)]
-    difference = found.served[1].difference
-    assert difference is not None and found.served[1].clients == (3,)
+    means = [ran.summary["held_out"]["tails"]["mean"] for ran in (one, other)]
+    assert [row.held_out["mean"].value for row in found.tables["served"]] == means
+    difference = found.tables["served"][1].differences.get("bottom20")
+    assert difference is not None and found.tables["served"][1].clients == (3,)
     assert "held-out clients, mean" in render_text(found) and render_text(found).count("held-out clients") == 3
     plain = run(tmp_path / "plain", "fedper", seed=SEED)
     mixed = compare([one.folder, plain.folder], allow_different_splits=True)
-    assert mixed.served[1].held_out == {} and "–" in render_text(mixed).splitlines()[5]
+    assert mixed.tables["served"][1].held_out == {} and "–" in render_text(mixed).splitlines()[5]
     assert "held-out clients" not in render_text(compare([plain.folder]))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from client_app.data.client_data import ClientData, Split
 from deploy.cli import main
@@ -154,6 +155,17 @@ def test_what_cannot_join_is_refused_and_leaves_no_trace(data: str, name: str, s
     assert join(folder, data, name) == 2
     assert said in capsys.readouterr().err
     assert files(folder) == before
+
+
+def test_images_of_several_sizes_are_told_what_a_join_can_do(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run's advice is the setting image-size; a join has no settings."""
+    for place, side in (("a/0.png", 8), ("a/1.png", 9), ("b/0.png", 8)):
+        path = tmp_path / "mixed" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((side, side), np.uint8)).save(path)
+    assert join(folder, f"folder:{tmp_path / 'mixed'}") == 2
+    told = capsys.readouterr().err
+    assert "--data: the images differ in size, and the run scaled none" in told and "set image-size" not in told
 
 
 def test_who_has_joined_has_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

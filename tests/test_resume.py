@@ -99,7 +99,7 @@ def test_a_finished_run_resumes_to_the_same_result(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     stopped(tmp_path, after=1)
-    with pytest.raises(ConfigError, match=r"different now: hdc-fl\.temperature, lr$"):
+    with pytest.raises(ConfigError, match=r"different now: hdc-fl\.temperature, lr \(FH-032\)$"):
         run(tmp_path, "hdc-fl", rounds=3, resume=True, lr=0.01, hdc_fl__temperature=1.0)
     with pytest.raises(ConfigError, match="different now: .*method"):
         run(tmp_path, "fedper", rounds=3, resume=True)

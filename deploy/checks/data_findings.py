@@ -93,7 +93,9 @@ def _by_kind(found: dict[str, list[Finding]]) -> Iterator[Finding]:
             yield worst if len(found) == 1 else replace(worst, here="all clients")
             continue
         who = [name for name, finding in zip(found, together, strict=True) if finding.verdict == worst.verdict]
-        about = f"{len(who)} of {len(found)} clients: {few(who)}; {who[0]}: {worst.here or few(worst.named)}"
+        # one client is not named twice
+        first = f"; {who[0]}" if len(who) > 1 else ""
+        about = f"{len(who)} of {len(found)} clients: {few(who)}{first}: {worst.here or few(worst.named)}"
         yield replace(worst, here=about, named=() if not worst.here else worst.named)
 
 

@@ -7,7 +7,8 @@ Read in flwr 1.39 (``node_auth_server_interceptor.py``, ``fleet/message_handler`
   key will do, and node id 0 makes sure that the call itself is refused as well.
 - ``ActivateNode`` looks up the key first and the heartbeat interval second. With an interval that is never valid a
   registered key answers "Invalid heartbeat interval" and an unknown one "Failed to activate", and neither changes
-  anything, even while the site's SuperNode is running.
+  anything, even while the site's SuperNode is running. Flower logs either as an ERROR of its own, and no call that it
+  would not refuse says whether a key is known; so the finding names the line.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ def registered(fleet: Fleet, key: Any, site: str) -> Iterator[Finding]:
     except FleetError as error:
         yield warned("registered", f"not known, since the server answered {str(error)!r}; it shows when the SuperNode connects")
         return
-    yield (passed if known else failed)("registered", "the server knows this key" if known else
+    yield (passed if known else failed)("registered", "the server knows this key (that this was asked stands as an ERROR in its log)"
+                                        if known else
                                         f"the server does not know this key; send the site's public key ({site}.pub) to its operator, who "
                                         "registers it (RUNBOOK: adding a site)")

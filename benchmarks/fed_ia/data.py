@@ -111,8 +111,8 @@ def make(source: Path, work: Path, data: str, tuning: bool, shots: int, limit: i
     return path
 
 
-def encode(path: Path, work: Path, tower_size: int, settings: dict[str, object]) -> int:
-    """Features of all images of a data file, CLS and patches, into ``work/features``; returns how many images were encoded."""
+def encode(path: Path, folder: Path, tower_size: int, settings: dict[str, object]) -> int:
+    """Features of all images of a data file, CLS and patches, into ``folder``; returns how many images were encoded."""
     from client_app.clip_features import Source, encode, tower_version
     from client_app.loop_settings import LoopSettings
     from client_app.precomputed import write
@@ -122,7 +122,7 @@ def encode(path: Path, work: Path, tower_size: int, settings: dict[str, object])
     run = parse_run_config({**settings, "method": "fed-ia", "tower-size": tower_size}).run
     with np.load(path) as file:
         images = np.concatenate([file[key].transpose(0, 3, 1, 2) for key in ("x_train", "x_test") if key in file])
-    loop, folder = LoopSettings.from_config(run), work / "features" / f"{path.stem}-{tower_size}"
+    loop = LoopSettings.from_config(run)
     source = Source(image_tower(run, images.shape[1:]), run.patch_source)
     return write(folder, tower_version(source, loop), images, lambda part: encode(source, part, loop), chunk=32)
 

@@ -13,7 +13,7 @@ Value = str | int | float | bool
 Settings = Mapping[str, Value]
 
 # CLIP ViT-B/16's image tower beside MiniLM with a bridge into CLIP's text space: "CLIP-style", never "CLIP"
-PROTOCOL: Settings = {"model": "vit_base_patch16_clip_quickgelu_224", "text-tower": "minilm-bridge", "precision": "float32", "rounds": 10,
+PROTOCOL: Settings = {"model": "vit_base_patch16_clip_quickgelu_224", "text-tower": "minilm-bridge", "precision": "float32", "rounds": 6,
                       "epochs": 1, "batch": 16, "momentum": 0.0, "weight-decay": 0.0, "score-every": 5, "score-adapted": "never",
                       "logit-prior": True, "threads": 1}
 

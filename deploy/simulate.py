@@ -115,7 +115,7 @@ def prepare(place: Place, items: Mapping[str, Scalar], port: int) -> None:
     place.app.mkdir(parents=True)
     place.home.mkdir()
     for package in PACKAGES:
-        shutil.copytree(package_folder(package), place.app / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(package_folder(package), place.app / package, ignore=shutil.ignore_patterns("__pycache__", "pages"))
     (place.app / "deploy").mkdir()
     for name in CARRIERS:
         shutil.copy(Path(__file__).with_name(f"{name}.py"), place.app / "deploy")

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+import client_app.main
+import server_app.main
+from deploy import ray_client, ray_server
 from deploy.overrides import parse_overrides
 from deploy.simulate import app_description, toml_lines
 from server_app.reproduce import command
@@ -30,10 +33,14 @@ def test_pyproject_lists_every_key_with_its_default_and_type() -> None:
     assert {key: type(value) for key, value in listed.items()} == {key: type(value) for key, value in expected.items()}
 
 
-def test_the_generated_bundle_has_the_same_config_and_components() -> None:
+def test_the_generated_bundle_has_the_same_config_and_carries_the_same_apps() -> None:
     ours, generated = PYPROJECT["tool"]["flwr"]["app"], tomllib.loads(app_description())["tool"]["flwr"]["app"]
     assert flat(generated["config"]) == flat(ours["config"])
-    assert generated["components"] == ours["components"] and generated["publisher"] == ours["publisher"]
+    assert generated["publisher"] == ours["publisher"]
+    # its own apps bundle messages, and hand them to those that a deployment runs
+    assert generated["components"] == {"serverapp": "deploy.ray_server:app", "clientapp": "deploy.ray_client:app"}
+    assert ours["components"] == {"serverapp": "server_app.main:app", "clientapp": "client_app.main:app"}
+    assert ray_client.clients is client_app.main.app and ray_server.serve is server_app.main.serve
     assert tomllib.loads(app_description())["project"]["version"] == PYPROJECT["project"]["version"]
 
 

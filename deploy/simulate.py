@@ -20,47 +20,22 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from deploy.flower_app import CONNECTION, ON_RAY, Place, prepare
 from server_app.failures import CannotStart, RunFailed
 from server_app.report import read_rounds
 from strategies.config import Scalar
-from strategies.registry import default_items
 
-PACKAGES = ("server_app", "client_app", "strategies", "models")
-# what carries the two apps' messages on Ray goes with them; the rest of deploy/ stays here
-CARRIERS = ("__init__", "bundles", "inprocess", "ray_client", "ray_server", "shared_records")
 # of Flower's nodes, for each actor: see deploy.ray_server
 NODES_AN_ACTOR = 4
-CONNECTION = "fedhearth"
 START_LIMIT = 90.0
 # how a log says that we ourselves gave up, and why
 OUR_FAULTS = r"\b(?:\w+\.)*(?:RunFailed|CannotStart|ConfigError): "
 UNFIT = r"\b(?:CannotStart|ConfigError): "
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where Flower works, inside the run's folder. ``app``'s name must be one that Flower accepts."""
-
-    root: Path
-
-    @property
-    def home(self) -> Path:
-        return self.root / "flower" / "home"
-
-    @property
-    def app(self) -> Path:
-        return self.root / "flower" / "app" / "fedhearth"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "flower.log"
 
 
 def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: int, lock: int,
@@ -81,7 +56,7 @@ def simulate(items: Mapping[str, Scalar], folder: Path, workers: int, gpus: int,
     """
     place = Place(folder)
     port, control = free_ports(2)
-    prepare(place, items, port)
+    prepare(place, items, port, ON_RAY)
     environment = make_environment(place, int(items["threads"]))
     federation = resources(workers, gpus, bool(os.environ.get("RAY_ADDRESS")))
     with place.log.open("ab") as log, superlink(environment, port, control, log, lock):
@@ -107,49 +82,6 @@ def resources(workers: int, gpus: int, cluster: bool) -> dict[str, int | float]:
     told = {"num-supernodes": NODES_AN_ACTOR * workers, "client-resources-num-cpus": 1,
             "client-resources-num-gpus": math.floor(1e4 * min(1.0, gpus / workers)) / 1e4}
     return told if cluster else {**told, "init-args-num-cpus": workers}
-
-
-def prepare(place: Place, items: Mapping[str, Scalar], port: int) -> None:
-    """Write the app, the run's settings and the connection that ``flwr run`` reads."""
-    shutil.rmtree(place.root / "flower", ignore_errors=True)
-    place.app.mkdir(parents=True)
-    place.home.mkdir()
-    for package in PACKAGES:
-        shutil.copytree(package_folder(package), place.app / package, ignore=shutil.ignore_patterns("__pycache__", "pages"))
-    (place.app / "deploy").mkdir()
-    for name in CARRIERS:
-        shutil.copy(Path(__file__).with_name(f"{name}.py"), place.app / "deploy")
-    (place.app / "pyproject.toml").write_text(app_description(), encoding="utf-8")
-    (place.app.parent / "run-config.toml").write_text(toml_lines(items), encoding="utf-8")
-    connection = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    (place.home / "config.toml").write_text(connection, encoding="utf-8")
-
-
-def package_folder(name: str) -> Path:
-    """Where the package ``name`` lies: in a checkout or installed."""
-    spec = find_spec(name)
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent
-
-
-def app_description() -> str:
-    """A pyproject.toml for the bundle: an installed wheel has none to copy."""
-    return ('[project]\nname = "fedhearth"\nversion = "0.1.0"\ndescription = "FedHearth"\nlicense = "Apache-2.0"\n'
-            '\n[tool.flwr.app]\npublisher = "fedhearth"\n'
-            '\n[tool.flwr.app.components]\nserverapp = "deploy.ray_server:app"\nclientapp = "deploy.ray_client:app"\n'
-            f'\n[tool.flwr.app.config]\n{toml_lines(default_items())}')
-
-
-def toml_lines(items: Mapping[str, Scalar]) -> str:
-    """Flat items as TOML, a line each; dotted keys become tables, which Flower flattens again."""
-    return "".join(f"{key} = {toml(value)}\n" for key, value in items.items())
-
-
-def toml(value: Scalar) -> str:
-    """A scalar as TOML. JSON's strings and finite numbers are TOML's; infinity is not."""
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return str(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def make_environment(place: Place, threads: int) -> dict[str, str]:

@@ -19,13 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.flower_app import CONNECTION, Place, prepare
 from deploy.flower_command import flower_command
 from deploy.launch import Finished, Launch, new_run, resumed_run
 from deploy.link_options import add_arguments, ca_of
 from deploy.live import Display, display
 from deploy.overrides import parse_overrides
 from deploy.running import counted, outcome_table
-from deploy.simulate import CONNECTION, Place, last_error, prepare
+from deploy.simulate import last_error
 from server_app.progress import read_progress
 from server_app.report import read_rounds
 from strategies.config import ConfigError, Scalar

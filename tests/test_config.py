@@ -11,8 +11,8 @@ import pytest
 import client_app.main
 import server_app.main
 from deploy import ray_client, ray_server
+from deploy.flower_app import ON_RAY, OURS, Apps, app_description, toml_lines
 from deploy.overrides import parse_overrides
-from deploy.simulate import app_description, toml_lines
 from server_app.reproduce import command
 from strategies.config import ConfigError, RunConfig, Scalar
 from strategies.registry import METHODS, default_items, items_of_all, parse_run_config
@@ -33,15 +33,15 @@ def test_pyproject_lists_every_key_with_its_default_and_type() -> None:
     assert {key: type(value) for key, value in listed.items()} == {key: type(value) for key, value in expected.items()}
 
 
-def test_the_generated_bundle_has_the_same_config_and_carries_the_same_apps() -> None:
-    ours, generated = PYPROJECT["tool"]["flwr"]["app"], tomllib.loads(app_description())["tool"]["flwr"]["app"]
-    assert flat(generated["config"]) == flat(ours["config"])
-    assert generated["publisher"] == ours["publisher"]
-    # its own apps bundle messages, and hand them to those that a deployment runs
-    assert generated["components"] == {"serverapp": "deploy.ray_server:app", "clientapp": "deploy.ray_client:app"}
-    assert ours["components"] == {"serverapp": "server_app.main:app", "clientapp": "client_app.main:app"}
+@pytest.mark.parametrize("apps", [OURS, ON_RAY])
+def test_the_generated_bundle_has_the_same_config_and_apps(apps: Apps) -> None:
+    ours, generated = PYPROJECT["tool"]["flwr"]["app"], tomllib.loads(app_description(apps))["tool"]["flwr"]["app"]
+    assert flat(generated["config"]) == flat(ours["config"]) and generated["publisher"] == ours["publisher"]
+    assert ours["components"] == {"serverapp": OURS.server, "clientapp": OURS.client}
+    assert generated["components"] == {"serverapp": apps.server, "clientapp": apps.client}
+    # those on Ray bundle messages, and hand them to the ones that a deployment runs
     assert ray_client.clients is client_app.main.app and ray_server.serve is server_app.main.serve
-    assert tomllib.loads(app_description())["project"]["version"] == PYPROJECT["project"]["version"]
+    assert tomllib.loads(app_description(apps))["project"]["version"] == PYPROJECT["project"]["version"]
 
 
 def test_flower_is_pinned_to_the_last_grpc_release() -> None:

@@ -113,7 +113,8 @@ def test_odd_clients_get_a_model_too(method: str, tmp_path: Path) -> None:
             np.testing.assert_array_equal(personal.logits(images), kept.scored[images.tobytes()][1])
     with pytest.raises(ValueError, match="dtype float32"):
         personal.predict(digits_of(0)[0])
-    assert export(personal, "torch-export", tmp_path / "m.pt2") == 0
+    if method in OWN_MODULE or THOROUGH:
+        assert export(personal, "torch-export", tmp_path / "m.pt2") == 0
 
 
 @pytest.mark.parametrize("name", ["personal.safetensors", "kept.safetensors"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from deploy.simulate import CARRIERS, PACKAGES, Place, prepare
+from deploy.flower_app import ON_RAY, PACKAGES, Place, prepare
 from strategies.registry import default_items
 
 ROOT = Path(__file__).parents[1]
@@ -43,10 +43,19 @@ def test_the_bundle_of_a_checkout_holds_the_four_packages_alone(tmp_path: Path) 
     assert sum(map(len, sent.values())) < 2**21  # a fifth of what Flower lets through
 
 
+def test_a_deployment_is_sent_the_same_code(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    prepare(place, default_items(), port=0)
+    sent = contents(place.app)
+    assert set(sent) - ALSO == code() and all(sent[name] == (ROOT / name).read_bytes() for name in code())
+    assert tomllib.loads(sent["pyproject.toml"].decode())["tool"]["flwr"]["app"]["components"] == {
+        "serverapp": "server_app.main:app", "clientapp": "client_app.main:app"}
+
+
 def test_the_ray_engine_sends_the_same_code_and_what_carries_its_messages(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    prepare(place, default_items(), port=1)
-    sent, expected = contents(place.app), code() | {f"deploy/{name}.py" for name in CARRIERS}
+    prepare(place, default_items(), 1, ON_RAY)
+    sent, expected = contents(place.app), code() | {f"deploy/{name}.py" for name in ON_RAY.carriers}
     assert set(sent) - ALSO == expected
     assert all(sent[name] == (ROOT / name).read_bytes() for name in expected)
 

@@ -55,7 +55,7 @@ def test_a_wrong_name_is_told_with_the_command_that_keeps_the_others(tmp_path: P
     advice = "fedhearth certs --rotate-server --server fl.example.org --server 10.0.0.7 --server 127.0.0.2"
     with serving(in_tls(certs), "127.0.0.2") as address:
         found = look(address, certs.ca)
-        assert found.hopeless and found.text.endswith(f"or renew it on the server: {advice}")
+        assert found.hopeless and found.text.endswith(f"or renew it on the server (FH-004): {advice}")
         assert "is for other names than 127.0.0.2: fl.example.org, localhost, 10.0.0.7, 127.0.0.1;" in found.text
         # the doctor looks with the same eyes
         assert [finding.text for finding in tls(Address.parse(address), certs.ca)] == [found.text]

@@ -80,8 +80,8 @@ def test_a_kept_model_says_what_it_is(kept: Kept) -> None:
     assert (told["client"], told["run_id"], told["round"]) == ("client-000", "test", 1)
     assert load_personal(kept.folder()).facts == PersonalFacts.from_json(told)
     assert "array(" not in repr(load_personal(kept.folder()))  # a notebook would print every weight
-    assert load_personal(kept.folder()).facts.parsed.own == METHODS[config["method"]].config_class()(
-        **({"restarts": 5} if config["method"] == "hdc-fl" else {}))
+    fewer = {"hdc-fl": {"restarts": 5}, "fedotp": {"iterations": 10}}.get(config["method"], {})  # tests' own, for speed
+    assert load_personal(kept.folder()).facts.parsed.own == METHODS[config["method"]].config_class()(**fewer)
 
 
 def test_probabilities_are_the_softmax_of_the_logits(plain: Kept) -> None:

@@ -45,7 +45,7 @@ class CachedClient:
     def __init__(self, trainer: Trainer, config: Config, data: ClientData, store: LocalStore, rnd: Round, kept: Slots | None) -> None:
         self.config, self.data, self.rnd = config, data, rnd
         self._kept: Slots = kept or {}
-        self._folder = store.location / FOLDER
+        self._location, self._folder = store.location, store.location / FOLDER
         self._site = store.site
         limit = int(config.max_megabytes * MEGABYTE) if config.max_megabytes else None
         # the routes' two places get half of it, the exact features the other
@@ -126,5 +126,6 @@ class CachedClient:
             places.save(cached.notes, cached.features, cached.made)
             self._bytes = places.nbytes
         self._slots = {"notes": cached.notes.tensors(), "classes": {"disagreement": cached.disagreement}}
+        self._counts.weights.keep(self._location, self.data.classes, self.rnd.number)
         if training.gate is not None and gate_tensors(training.gate):
             self._slots["gate"] = gate_tensors(training.gate)

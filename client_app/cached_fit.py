@@ -24,6 +24,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from client_app.cache_clock import Clock
 from client_app.cache_policy import FUSE, HIT, MISS, choose_routes, drift_of, priority, steps_of
 from client_app.data.client_data import Split
+from client_app.gate_weights import GateWeights
 from client_app.local.sample_notes import SampleNotes, as_payload
 from client_app.loop import (
     FitStats,
@@ -70,18 +71,17 @@ class Cached:
 
 @dataclass
 class RouteCounts:
-    """Samples by route over all epochs, samples through the encoder, and the sum of the gate's weights over FUSE samples."""
+    """Samples by route over all epochs, samples through the encoder, and the gate's weights over FUSE samples."""
 
     by_route: np.ndarray = field(default_factory=lambda: np.zeros(3, np.int64))
     forwards: int = 0
-    gated: int = 0
-    cached_weight: float = 0.0
+    weights: GateWeights = field(default_factory=GateWeights)
 
     def shares(self) -> dict[str, float]:
         """To a hundredth, so that they do not tell how many samples there are."""
         parts = self.by_route / max(1, self.by_route.sum())
         told = {name: round(float(part), 2) for name, part in zip(("hit", "fuse", "miss"), parts, strict=True)}
-        return told | ({"gate-weight": round(self.cached_weight / self.gated, 2)} if self.gated else {})
+        return told | self.weights.shares()
 
 
 @dataclass
@@ -125,7 +125,7 @@ class CachedFit:
         check_labels(split.images, split.labels, model.head.out_features)
         place(model, settings)
         self.model, self.settings, self.config, self.gate = model, settings, config, gate
-        self.cached, self.clock, self.rnd, self.counts = cached, clock, rnd, RouteCounts()
+        self.cached, self.clock, self.rnd, self.counts = cached, clock, rnd, RouteCounts(weights=GateWeights(model.head.out_features))
         self.images, self.labels = split.images, split.labels
         self.y = array_on_device(split.labels.astype(np.int64, copy=False), settings)
         self.x = inputs(split.images, settings)
@@ -255,8 +255,7 @@ class CachedFit:
         for label in np.unique(labels):
             self.cached.disagreement[label] += 0.1 * (apart[labels == label].mean() - self.cached.disagreement[label])
         if found.weight is not None:
-            self.counts.gated += len(found.fused)
-            self.counts.cached_weight += float(found.weight.sum())
+            self.counts.weights.add(found.weight.cpu().numpy(), self.rnd.number - self.cached.notes.round[found.fused], labels)
 
 
 def gate_tensors(gate: Gate) -> dict[str, np.ndarray]:

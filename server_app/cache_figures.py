@@ -1,6 +1,6 @@
 """What a report shows of feature caches: routes over rounds, the gate's weight, drift, and what was saved.
 
-Weights of the gate by age and class stay at the clients; only their mean leaves.
+Of the gate's weights, means over all blends and by age of the cached feature leave; those by class stay with the clients.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from server_app.sections import bytes_text, percent, section, table_of
 from server_app.summary import Findings, last_with
 
 ROUTES = (("hit", "calm"), ("fuse", "tail"), ("miss", "quiet"))
+# key of a record, age of the cached feature in rounds, tone
+WEIGHTS = (("gate_weight", "all ages", "ink"), ("gate_weight_1", "1 or less", "calm"), ("gate_weight_2", "2", "tail"),
+           ("gate_weight_3_5", "3 to 5", "worst"), ("gate_weight_more", "more than 5", "muted"))
 
 
 def cache_section(found: Findings) -> str:
@@ -48,6 +51,8 @@ def cache_figures(found: Findings) -> str:
     charts = []
     if any(r.get("hit") for r in found.records):
         charts.append(routes_picture(found.records))
+    if any(r.get("gate_weight") and r.get("hit") for r in found.records):
+        charts.append(weights_picture(found.records))
     states = [(int(r["round"]), (r.get("diagnostics") or {}).get("cache")) for r in found.records]
     if moves := [(number, float(state["moved"])) for number, state in states if state]:
         charts.append(drift_picture(moves))
@@ -75,6 +80,25 @@ def routes_picture(records: Sequence[Mapping[str, Any]]) -> Chart:
         "Share of training samples by route, mean over clients. <span class=calm>■</span> HIT, <span class=tail>■</span> FUSE, "
         "<span class=quiet>■</span> MISS." + (" Line: mean weight of cached features in blends." if weighed else ""),
         table_of(["round", *(route.upper() for route, _ in ROUTES), *(["weight of cached features"] if weighed else [])], body),
+    )
+
+
+def weights_picture(records: Sequence[Mapping[str, Any]]) -> Chart:
+    """The gate's mean weight over rounds, of all blends and by age of the cached feature; ages that never occurred are left out."""
+    told = [r for r in records if r.get("gate_weight")]
+    told = [told[place] for place in thinned(len(told), BARS_AT_MOST)]
+    lines = [(words, [mean_of(r.get(key)) for r in told], tone) for key, words, tone in WEIGHTS if last_with(told, key)]
+    last = ", ".join(f"{words} {value:.2f}" for words, values, _ in lines if (value := values[-1]) is not None)
+    return Chart(
+        "Weight of cached features by age",
+        f"Lines: mean weight of a cached feature in a blend, by its age in rounds; in the last round: {last}.",
+        {"kind": "lines", "x": [int(r["round"]) for r in told], "digits": 2, "x_title": "round", "y_title": "weight",
+         "lines": [{"name": words, "y": rounded(values, 3), "tone": tone} for words, values, tone in lines]},
+        "What the gate gives to a cached feature beside the fresh one, by rounds since it was made; mean over clients that had any. "
+        "Weights by class stay with the clients.",
+        table_of(["round", *(words for words, _, _ in lines)],
+                 [[str(r["round"]), *("–" if values[at] is None else f"{values[at]:.3f}" for _, values, _ in lines)]
+                  for at, r in enumerate(told)]),
     )
 
 

@@ -10,12 +10,13 @@ from strategies.config import choice, dashed, require
 from strategies.contract import Slot, Wire
 from strategies.fedavg import WIRE as FEDAVG
 from strategies.fedper import ENCODER_DOWN, ENCODER_UP, INITIAL_HEAD
-from strategies.scalars import COMMON_METRICS, TOTALS
+from strategies.scalars import COMMON_METRICS, GATE_AGES, TOTALS
 
 # Scalars that a client with a feature cache may send beside those of every method: shares of its training samples by route and
-# mean weight of cached features in blends, rounded; and totals, which tell how many samples it has.
-CACHE_METRICS = frozenset({"hit", "fuse", "miss", "gate-weight"}) | TOTALS
-LOCAL = ("features", "gate", "confidences", "use counts")
+# mean weight of cached features in blends, of all and by age, rounded; and totals, which tell how many samples it has.
+CACHE_METRICS = frozenset({"hit", "fuse", "miss", "gate-weight", *GATE_AGES}) | TOTALS
+# weights by class would tell labels
+LOCAL = ("features", "gate", "gate weights by class", "confidences", "use counts")
 VERSION = "version"
 VERSION_DOWN = Slot(VERSION, "2", "number of the shared encoder, and how far it has moved in all", layout=((VERSION, (2,), "float64"),))
 MOST_ROUNDS = 10_000

@@ -6,9 +6,11 @@ import math
 
 # Scalars every method may send (D9): sample counts and the client's own scores.
 SCORES = frozenset({"served", "served-raw", "adapted", "adapted-raw"})
+# Mean weight of cached features in blends by their age: the most rounds since they were made, earlier in the same round included.
+GATE_AGES = {"gate-weight-1": 1, "gate-weight-2": 2, "gate-weight-3-5": 5, "gate-weight-more": math.inf}
 # Shares in 0..1, by method: of a client's training samples by route, of cached features in blends, of its training samples
 # whose class gets the most of their mixture; of gate weights, how far they differ by image; of kept patches, those that classes share.
-SHARES = frozenset({"hit", "fuse", "miss", "gate-weight", "mixture-accuracy", "gate-spread", "patch-overlap"})
+SHARES = frozenset({"hit", "fuse", "miss", "gate-weight", *GATE_AGES, "mixture-accuracy", "gate-spread", "patch-overlap"})
 # Totals that tell how many samples a client has; like the counts, they stay at home with ``weighting = uniform``.
 TOTALS = frozenset({"forwards", "forwards-avoided", "cache-bytes"})
 # What a client says of a donor's encoder in a donor swap (``strategies.donor_swap``), and nothing else.

@@ -312,7 +312,7 @@ def test_the_gate_learns_and_is_kept_and_the_statistics_stand_in_the_eval_ablati
     trained = CachedFit(model, split, SETTINGS, config, cached, Clock(), LATER, 1, gate)
     trained.run()
     assert np.array_equal(running, model.tensors("encoder")["stage1.norm.running_mean"])
-    assert 0.03 <= trained.counts.shares()["gate-weight"] <= 0.08 and trained.counts.gated == 24
+    assert 0.03 <= trained.counts.shares()["gate-weight"] <= 0.08 and trained.counts.weights.count == 24
     moved = gate_tensors(gate)
     assert any((first[n] != moved[n]).any() for n in first)
     other = load_gate(build_gate("log", 16, seed=2), moved)  # type: ignore[arg-type]

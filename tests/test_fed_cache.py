@@ -397,7 +397,8 @@ def test_the_contract_is_as_tight_as_the_settings() -> None:
 
     assert optional() == (False, False) and optional(lazy_upload=True) == (False, True)
     assert optional(sync_every=2) == optional(freeze_after=0.9) == (True, True)
-    assert Config().wire.local == ("head", "features", "gate", "confidences", "use counts", "data", "optimiser state")
+    assert Config().wire.local == ("head", "features", "gate", "gate weights by class", "confidences", "use counts", "data",
+                                   "optimiser state")
     assert "head" in Config(heads="shared").wire.slots("up") and "head" not in Config(heads="shared").wire.local
 
 

@@ -31,6 +31,7 @@ from rows import PROTOCOL, ROWS, Row  # noqa: E402
 RESULTS = HERE / "results"
 DATA = "cifar10_sub12k.npz"
 FEW = 3
+NOTE = "Some runs had the machine to themselves and some had not: compare CPU times, and wall times with care.\n\n"
 SCORES = (("served", "BN recomputed"), ("served_raw", "raw"))
 
 
@@ -195,7 +196,7 @@ def main() -> None:
         jobs = [(name, seed) for seed in a.seeds for name, row in rows.items() if row.main or seed in a.seeds[:FEW]]
         with ThreadPoolExecutor(a.jobs) as pool:
             results = list(pool.map(lambda pair: job(*pair, a.data, a.results, a.set), jobs))
-    text = table({(result["row"], result["seed"]): result for result in results})
+    text = NOTE + table({(result["row"], result["seed"]): result for result in results})
     (a.results.parent / f"{a.results.name.replace('results', 'compare')}.md").write_text(text)
     print(text)
 

@@ -74,7 +74,7 @@ def epochs(count: int, side: int) -> dict[str, float]:
             began = time.process_time()
             learner.train(rule.downlink(state, "site", rnd), data, store, rnd)
             seconds.append(time.process_time() - began)
-    return {"encoding": seconds[0], "cached": min(seconds[1:]), "ratio": seconds[0] / min(seconds[1:])}
+    return {"encoding": round(seconds[0], 2), "cached": round(min(seconds[1:]), 2), "ratio": round(seconds[0] / min(seconds[1:]), 1)}
 
 
 def step_memory() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def step_memory() -> dict[str, Any]:
             loss = net.loss(ImageFeatures(cls, None, evidence), torch.arange(BATCH) % CLASSES)
         torch.autograd.grad(loss, [weight for held in net.trainable().values() for weight in held], allow_unused=True)
     assert largest.numbers < BATCH * PATCHES * CLASSES * 512 // 50, f"a tensor of {largest.numbers} numbers was built: {largest.shape}"
-    return {"kept_for_backward_mib": sum(size for place, size in kept.items() if place not in frozen) / 2**20,
+    return {"kept_for_backward_mib": round(sum(size for place, size in kept.items() if place not in frozen) / 2**20, 1),
             "largest_tensor": {"shape": largest.shape, "mib": largest.numbers * 4 / 2**20},
             "all_pairs_would_be_mib": BATCH * PATCHES * CLASSES * 512 * 4 / 2**20}
 

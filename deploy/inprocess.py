@@ -11,7 +11,6 @@ import importlib
 import logging
 import signal
 import time
-import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -19,25 +18,21 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from deploy.fork_server import context
 from deploy.shared_records import Lending, post
+from deploy.virtual_nodes import POLL, RUN_ID, VirtualNodes, answer, expired
 
-RUN_ID = 1
 SERVER_NODE = 1
-FIRST_NODE = 1000
 OWN_APP = "client_app.main:app"
-POLL = 0.5
 TRAINS = ("train", "train.default")
-# Flower's codes: the app raised, the message expired, the client's process crashed
-RAISED, EXPIRED, DIED = 2, 3, 8
+DIED = 8  # Flower's code for a client whose process crashed
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(VirtualNodes):
     """A grid of ``clients`` virtual nodes.
 
     Parameters
@@ -58,10 +53,9 @@ class InProcessGrid(Grid):
         if not isinstance(app, str) and workers > 1:
             raise ValueError("an app object cannot be sent to worker processes; use workers = 1 with it, or name it as module:attribute")
         identify()
-        self.clients = clients
+        super().__init__(clients)
         self.window = 2 * workers if workers > 1 else self._together
         self._run_config, self._app = dict(run_config), app
-        self._queue: deque[Message] = deque()
         self._lending = Lending() if workers > 1 else None
         self._workers = [Worker(self._run_config, clients, str(app), number, self._lending.folder)
                          for number in range(workers)] if self._lending else []
@@ -76,33 +70,15 @@ class InProcessGrid(Grid):
     def run(self) -> Any:
         return self._run
 
-    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str,  # type: ignore[override]
-                       ttl: float | None = None) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return [FIRST_NODE + index for index in range(self.clients)]
-
     def get_nodes(self) -> Iterable[Any]:
         raise NotImplementedError("the in-process engine has node ids only")
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
-            ids.append(message.metadata.message_id)
-            if self._lending:
-                self._lending.lend(message)
-            self._queue.append(message)
-        self._feed()
-        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that are ready. One worker: the next client, or cohort of clients, runs now. More: waits until one of them is done."""
         if self._ready:
             return self._handed_out(message_ids)
-        if self._queue and expired(self._queue[0]):
-            return [Message(Error(EXPIRED, "the message expired before its turn came"), reply_to=self._queue.popleft())]
+        if overdue := self._overdue():
+            return overdue
         if self._queue and not self._workers:
             self._ready.extend(self._answer_next())
             return self._handed_out(message_ids)
@@ -166,22 +142,14 @@ class InProcessGrid(Grid):
         count = min(len(self._ready), max(1, len(list(message_ids))))
         return [self._ready.popleft() for _ in range(count)]
 
+    def _accept(self, message: Message) -> None:
+        if self._lending:
+            self._lending.lend(message)
+
     def _feed(self) -> None:
         for worker in self._workers:
             if self._queue and not worker.busy and not expired(self._queue[0]):
                 worker.give(self._queue.popleft())
-
-
-def answer(app: ClientApp, message: Message, run_config: Mapping[str, Any], clients: int,
-           node_config: Mapping[str, Any] | None = None) -> Message:
-    """What the client that ``message`` is for replies; ``node_config`` is that of a site with data of its own."""
-    node = message.metadata.dst_node_id
-    config: dict[str, Any] = {"partition-id": node - FIRST_NODE, "num-partitions": clients} if node_config is None else dict(node_config)
-    context = Context(run_id=RUN_ID, node_id=node, node_config=config, state=RecordDict(), run_config=dict(run_config))
-    try:
-        return app(message, context)
-    except Exception as fault:  # as Flower does; an app with a guard never gets here
-        return Message(Error(RAISED, f"ClientApp raised {type(fault).__name__}"), reply_to=message)
 
 
 def load(reference: str) -> ClientApp:
@@ -195,11 +163,6 @@ def goes_with(message: Message, group: list[Message]) -> bool:
     kinds = {m.metadata.message_type for m in (message, *group)}
     others = {m.metadata.dst_node_id for m in group}
     return kinds <= set(TRAINS) and message.metadata.dst_node_id not in others and not expired(message)
-
-
-def expired(message: Message) -> bool:
-    """Whether its time to live is over: nobody waits for the reply, so no client need run."""
-    return time.time() > message.metadata.created_at + message.metadata.ttl
 
 
 def identify() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.inprocess import InProcessGrid, answer, load
+from deploy.inprocess import InProcessGrid, load
+from deploy.virtual_nodes import answer
 
 
 class OneSite(InProcessGrid):

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 
 from client_app.main import app as clients
 from deploy.bundles import bundled_replies, opened
-from deploy.inprocess import answer
+from deploy.virtual_nodes import answer
 
 app = ClientApp()
 

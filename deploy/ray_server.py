@@ -6,18 +6,16 @@ What is equal for many clients goes once into Ray's object store, which every ma
 from __future__ import annotations
 
 import time
-import uuid
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from deploy.bundles import bundled, opened_replies
-from deploy.inprocess import EXPIRED, FIRST_NODE, POLL, expired
 from deploy.shared_records import Lending
+from deploy.virtual_nodes import POLL, VirtualNodes, expired
 from server_app.main import serve
 from server_app.memory import give_back_freed_memory
 from strategies.wire import bytes_of
@@ -49,7 +47,7 @@ class InObjectStore:
         return [data.data for data in ray.get(self._object)]
 
 
-class BundledGrid(Grid):
+class BundledGrid(VirtualNodes):
     """Every client a node, as the other engines have it, over the few nodes of Flower's ``grid``.
 
     A bundle holds at most ``MOST`` clients, ``MOST_BYTES`` of content (one client, if that is more), and a fair share of what
@@ -57,11 +55,10 @@ class BundledGrid(Grid):
     """
 
     def __init__(self, grid: Grid, clients: int, lending: Lending | None = None) -> None:
-        self.clients = clients
+        super().__init__(clients)
         self._grid, self._lending = grid, lending or Lending(InObjectStore)
         self._free = sorted(grid.get_node_ids())
         self._nodes = len(self._free)
-        self._queue: deque[Message] = deque()
         self._out: dict[str, tuple[int, list[Message]]] = {}
         self._each = MOST
 
@@ -77,33 +74,15 @@ class BundledGrid(Grid):
     def run(self) -> Any:
         return self._grid.run
 
-    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str,  # type: ignore[override]
-                       ttl: float | None = None) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return [FIRST_NODE + index for index in range(self.clients)]
-
     def get_nodes(self) -> Iterable[Any]:
         raise NotImplementedError("the Ray engine has node ids only")
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
-            ids.append(message.metadata.message_id)
-            self._each = max(1, min(MOST, MOST_BYTES // (_size(message) + 1)))
-            self._lending.lend(message)
-            self._queue.append(message)
-        self._feed()
-        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that are there; waits until a bundle is done."""
         end = time.monotonic() + POLL
         while time.monotonic() < end:
-            if self._queue and expired(self._queue[0]):
-                return [Message(Error(EXPIRED, "the message expired before its turn came"), reply_to=self._queue.popleft())]
+            if overdue := self._overdue():
+                return overdue
             answered = self._grid.pull_messages(list(self._out)) if self._out else ()
             replies = [reply for whole in answered for reply in self._opened(whole)]
             self._feed()
@@ -119,6 +98,10 @@ class BundledGrid(Grid):
         node, asked = self._out.pop(reply.metadata.reply_to_message_id)
         self._free.append(node)
         return opened_replies(reply, asked)
+
+    def _accept(self, message: Message) -> None:
+        self._each = max(1, min(MOST, MOST_BYTES // (_size(message) + 1)))
+        self._lending.lend(message)
 
     def _feed(self) -> None:
         while self._queue and self._free and not expired(self._queue[0]):

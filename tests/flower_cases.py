@@ -14,7 +14,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from deploy.inprocess import FIRST_NODE, InProcessGrid, identify
+from deploy.inprocess import InProcessGrid, identify
+from deploy.virtual_nodes import FIRST_NODE
 from strategies.config import RunConfig
 from strategies.types import Layout, Round, Slots, Update, layout_of
 from strategies.wire import Slot, Wire, pack

@@ -26,7 +26,8 @@ from client_app.data.byte_lru import ByteLru
 from client_app.data.client_data import ClientData, Split
 from client_app.data.sources import DataNode
 from client_app.node import client_name
-from deploy.inprocess import FIRST_NODE, InProcessGrid
+from deploy.inprocess import InProcessGrid
+from deploy.virtual_nodes import FIRST_NODE
 from server_app.main import serve
 from strategies.registry import CLIP_MODELS, SPLIT_MODEL, find_method, parse_run_config
 from strategies.types import Layout, layout_of

@@ -20,8 +20,9 @@ from client_app.cohort_check import check_cohort, stacks, trains_alike
 from client_app.cohort_fit import Stack, fit_together, timetable, train_stacked
 from client_app.data.client_data import ClientData
 from client_app.loop import FitStats, LoopSettings, TrainingDiverged, batch_sizes, fit, train_mode
-from deploy.inprocess import FIRST_NODE, InProcessGrid
+from deploy.inprocess import InProcessGrid
 from deploy.running import processes
+from deploy.virtual_nodes import FIRST_NODE
 from models.split import SplitModel, build_model
 from server_app.main import serve
 from strategies.config import ConfigError, RunConfig

@@ -14,7 +14,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 
-from deploy.inprocess import FIRST_NODE, InProcessGrid
+from deploy.inprocess import InProcessGrid
+from deploy.virtual_nodes import FIRST_NODE
 from server_app.roster import Roster
 from server_app.rounds import RunFailed
 from strategies.wire import pack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import shutil
 import tomllib
@@ -58,6 +59,13 @@ def test_the_ray_engine_sends_the_same_code_and_what_carries_its_messages(tmp_pa
     sent, expected = contents(place.app), code() | {f"deploy/{name}.py" for name in ON_RAY.carriers}
     assert set(sent) - ALSO == expected
     assert all(sent[name] == (ROOT / name).read_bytes() for name in expected)
+
+
+def test_what_carries_messages_on_ray_needs_nothing_else_of_deploy() -> None:
+    for name in ON_RAY.carriers:
+        tree = ast.parse((ROOT / "deploy" / f"{name}.py").read_text(encoding="utf-8"))
+        needed = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        assert {module.removeprefix("deploy.") for module in needed if module.startswith("deploy.")} <= set(ON_RAY.carriers), name
 
 
 def test_packages_that_are_installed_are_those_of_the_tree() -> None:

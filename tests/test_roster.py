@@ -10,7 +10,8 @@ import pytest
 from flwr.app import Context, Error, Message, RecordDict
 
 import server_app.roster as roster_module
-from deploy.inprocess import FIRST_NODE, InProcessGrid
+from deploy.inprocess import InProcessGrid
+from deploy.virtual_nodes import FIRST_NODE
 from server_app.roster import Hello, Roster
 from server_app.rounds import RunFailed
 from tests.flower_cases import app_of, hello

@@ -14,7 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 import server_app.rounds as rounds
-from deploy.inprocess import FIRST_NODE, InProcessGrid
+from deploy.inprocess import InProcessGrid
+from deploy.virtual_nodes import FIRST_NODE
 from server_app.rounds import Outcome, Plan, RunFailed, Spool, exchange, run_rounds
 from strategies.adapter import RuleStrategy
 from strategies.wire import pack, pack_slot

@@ -18,12 +18,13 @@ from flwr.serverapp import Grid
 from client_app.data import ClientData, Split
 from client_app.local import durable
 from client_app.local.store import LocalStore
-from deploy import inprocess
+from deploy import inprocess, virtual_nodes
 from deploy.bundles import bundled, bundled_replies, opened, opened_replies
-from deploy.inprocess import FIRST_NODE, InProcessGrid
+from deploy.inprocess import InProcessGrid
 from deploy.ray_server import MOST, BundledGrid
 from deploy.shared_records import SHARE_FROM, Lending, MappedFile, post
 from deploy.simulate import resources, rounds_from
+from deploy.virtual_nodes import FIRST_NODE
 from server_app.main import serve
 from server_app.rounds import Outcome, Plan, exchange
 
@@ -189,7 +190,7 @@ def test_one_client_that_fails_in_a_bundle_is_told_alone(lending: Lending) -> No
     grid = BundledGrid(FewNodes(), 50, lending)
     both = [*messages(record(np.zeros(1, np.float32)), 1), *messages(record(np.ones(2, np.float32)), 2)]
     failed, *fine = exchange(grid, both, Plan(1, 60.0, 1.0), Outcome(1, ArrayRecord()))
-    assert failed.error.code == inprocess.RAISED and [values_of(reply).tolist() for reply in fine] == [[1, 1], [2, 2]]
+    assert failed.error.code == virtual_nodes.RAISED and [values_of(reply).tolist() for reply in fine] == [[1, 1], [2, 2]]
 
 
 def test_actors_share_all_gpus_of_a_machine_and_a_cluster_says_its_own_size() -> None:

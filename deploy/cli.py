@@ -14,6 +14,7 @@ from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 
+from deploy.arguments import count
 from deploy.examples import add_epilogs
 
 # a module each, with its own options, which is only loaded when it is meant
@@ -77,7 +78,7 @@ def parser(meant: str = "") -> argparse.ArgumentParser:
     run.add_argument("-c", dest="settings", metavar="KEY=VALUE", action="append", default=[],
                      help="a setting, e.g. -c method=fedper -c rounds=20 (all of them: fedhearth methods)")
     run.add_argument("--engine", choices=("inprocess", "ray"), default="inprocess", help="default: inprocess")
-    run.add_argument("--workers", type=_count, metavar="N", help="processes that train clients; default: a core each")
+    run.add_argument("--workers", type=count, metavar="N", help="processes that train clients; default: a core each")
     run.add_argument("--out", default="", metavar="DIR", help="the run's folder; default: runs/METHOD-DATASET-PARTITION-SEED-TIME")
     run.add_argument("--resume", default="", metavar="DIR", help="go on with the interrupted run in DIR")
     run.add_argument("--quiet", action="store_true", help="one plain line a round, no bars")
@@ -106,13 +107,6 @@ def parser(meant: str = "") -> argparse.ArgumentParser:
             commands.add_parser(name, help=told)
     add_epilogs(top)
     return top
-
-
-def _count(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
-    return number
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deploy.arguments import count
 from deploy.launch import cores, importable_here, locked, place, saved_settings, state_of
 from deploy.running import logged
 from strategies.config import ConfigError
@@ -29,9 +30,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """The command ``donor-swap``."""
     parser = commands.add_parser("donor-swap", help="let clients try each other's encoders: do those fit best whose heads are most alike?")
     parser.add_argument("folder", metavar="RUN", help="the folder of a finished run on this machine")
-    parser.add_argument("--donors", type=_count, default=DONORS, metavar="N",
+    parser.add_argument("--donors", type=count, default=DONORS, metavar="N",
                         help=f"try at most N donors, drawn by the run's seed, the same for all; default: {DONORS}")
-    parser.add_argument("--workers", type=_count, metavar="N", help="processes that score; default: a core each")
+    parser.add_argument("--workers", type=count, metavar="N", help="processes that score; default: a core each")
     parser.set_defaults(run=run)
 
 
@@ -131,10 +132,3 @@ def table(told: Mapping[str, Any]) -> str:
         lines += ["", f"{'donors, a third each':{width}}{'accuracy':>8}  {'drop, points':>16}"]
         lines += [f"{name:{width}}{level:>8}  {drop:>16}" for name, level, drop in found]
     return "\n".join([*lines, ""])
-
-
-def _count(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
-    return number

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.flower_app import CONNECTION, ON_RAY, Place, prepare
+from deploy.new_rounds import NewRounds
 from server_app.failures import CannotStart, RunFailed
-from server_app.report import read_rounds
 from strategies.config import Scalar
 
 # of Flower's nodes, for each actor: see deploy.ray_server
@@ -151,30 +151,15 @@ def wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
 
 def watch(submitted: subprocess.Popen[bytes], lines: Path, on_round: Callable[[dict[str, Any]], None]) -> int:
     """Hand on every new round until ``flwr run --stream`` ends, which it does when the run does. Returns how many there were."""
-    seen = before = max((r["round"] for r in read_rounds(lines)), default=0)
-    ended, start = False, 0
+    rounds, ended = NewRounds(lines), False
+    before = rounds.seen
     while not ended:
         ended = submitted.poll() is not None
-        records, start = rounds_from(lines, start)
-        for record in records:
-            if record["round"] > seen:
-                seen = record["round"]
-                on_round(record)
+        for record in rounds.take():
+            on_round(record)
         if not ended:
             time.sleep(0.3)
-    return seen - before
-
-
-def rounds_from(lines: Path, start: int) -> tuple[list[dict[str, Any]], int]:
-    """The rounds whose lines begin at byte ``start`` or later, and where the next one will: a long run is read once, not all the time."""
-    if not lines.exists():
-        return [], 0
-    with lines.open("rb") as file:
-        # a run that resumes writes the file anew, and cuts it
-        start = file.seek(start if start <= lines.stat().st_size else 0)
-        whole = file.read()
-    whole = whole[:whole.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()], start + len(whole)
+    return rounds.seen - before
 
 
 def outcome(environment: Mapping[str, str]) -> str:

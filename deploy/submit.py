@@ -24,11 +24,11 @@ from deploy.flower_command import flower_command
 from deploy.launch import Finished, Launch, new_run, resumed_run
 from deploy.link_options import add_arguments, ca_of
 from deploy.live import Display, display
+from deploy.new_rounds import NewRounds
 from deploy.overrides import parse_overrides
 from deploy.running import counted, outcome_table
 from deploy.simulate import last_error
 from server_app.progress import read_progress
-from server_app.report import read_rounds
 from strategies.config import ConfigError, Scalar
 
 if TYPE_CHECKING:
@@ -116,9 +116,7 @@ def start(launch: Launch, address: str, ca: Path | None) -> int:
 
 def follow(link: Link, number: int, folder: Path, shown: Display) -> FlowerRun:
     """Show every new round until the run is over. A SuperLink that is away for a moment is waited for."""
-    lines, missed = folder / "rounds.jsonl", 0
-    seen = max((record["round"] for record in read_rounds(lines)), default=0)
-    asked = 0.0
+    rounds, missed, asked = NewRounds(folder / "rounds.jsonl"), 0, 0.0
     while True:
         now = time.monotonic()
         found = None
@@ -130,11 +128,9 @@ def follow(link: Link, number: int, folder: Path, shown: Display) -> FlowerRun:
                 missed += 1
                 if missed > 30:
                     raise
-        for record in read_rounds(lines):
-            if record["round"] > seen:
-                seen = record["round"]
-                shown.round(record)
-        if (now_at := read_progress(folder)) is not None and not now_at.closing and now_at.round > seen:
+        for record in rounds.take():
+            shown.round(record)
+        if (now_at := read_progress(folder)) is not None and not now_at.closing and now_at.round > rounds.seen:
             shown.reply(now_at.round, now_at.replied, now_at.asked)
         if found is not None and found.over:
             return found

@@ -21,9 +21,10 @@ from client_app.local.store import LocalStore
 from deploy import inprocess, virtual_nodes
 from deploy.bundles import bundled, bundled_replies, opened, opened_replies
 from deploy.inprocess import InProcessGrid
+from deploy.new_rounds import rounds_from
 from deploy.ray_server import MOST, BundledGrid
 from deploy.shared_records import SHARE_FROM, Lending, MappedFile, post
-from deploy.simulate import resources, rounds_from
+from deploy.simulate import resources
 from deploy.virtual_nodes import FIRST_NODE
 from server_app.main import serve
 from server_app.rounds import Outcome, Plan, exchange

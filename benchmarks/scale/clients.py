@@ -9,20 +9,18 @@ to end, within 1.3 x of the first row's. Memory is resident memory summed over t
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
-from watched import keep, machine, watch
+from watched import keep, machine, options, tiny_run, watch
 
 BAR = 1.3
 
 
 def row(clients: int, asked: int, rounds: int, workers: int, method: str, engine: str) -> dict[str, float | int | str]:
-    settings = {"method": method, "dataset": "tiny:load", "model": "tiny:encoder", "partition": "iid", "clients": clients,
-                "fraction": asked / clients, "rounds": rounds, "epochs": 1, "batch": 12, "lr": 0.05, "score-adapted": "never"}
+    settings = tiny_run(method, clients, asked, rounds, lr=0.05)
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
         out = Path(folder, "run")
         seen = watch(settings, out, workers, period=0.5, engine=engine)
@@ -41,14 +39,8 @@ def row(clients: int, asked: int, rounds: int, workers: int, method: str, engine
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__, asked=100, rounds=20)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 10_000])
-    parser.add_argument("--asked", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--method", default="fedper")
-    parser.add_argument("--engine", default="inprocess", choices=("inprocess", "ray"))
-    parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     before, rows = machine(), []
     for clients in a.clients:

@@ -10,13 +10,12 @@ quiet machine only.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
-from watched import Watched, keep, machine, watch
+from watched import Watched, keep, machine, options, tiny_run, watch
 
 BAR = 1.05
 
@@ -37,17 +36,10 @@ def level(seen: Watched, first: int, last: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options(__doc__, asked=20, rounds=200)
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--asked", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--method", default="fedper")
-    parser.add_argument("--engine", default="inprocess", choices=("inprocess", "ray"))
-    parser.add_argument("--out", type=Path)
     a = parser.parse_args()
-    settings = {"method": a.method, "dataset": "tiny:load", "model": "tiny:encoder", "partition": "iid", "clients": a.clients,
-                "fraction": a.asked / a.clients, "rounds": a.rounds, "epochs": 1, "batch": 12, "lr": 0.01, "score-adapted": "never"}
+    settings = tiny_run(a.method, a.clients, a.asked, a.rounds, lr=0.01)
     before = machine()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         out = Path(folder, "run")

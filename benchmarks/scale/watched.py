@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -45,6 +46,24 @@ class Watched:
                 return before[1] + (moment - before[0]) / max(t - before[0], 1e-9) * (cpu - before[1])
             before = (t, cpu)
         return before[1]
+
+
+def options(doc: str | None, asked: int, rounds: int) -> argparse.ArgumentParser:
+    """The command line that a benchmark of tiny clients has, but for ``--clients``."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--asked", type=int, default=asked)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--method", default="fedper")
+    parser.add_argument("--engine", default="inprocess", choices=("inprocess", "ray"))
+    parser.add_argument("--out", type=Path)
+    return parser
+
+
+def tiny_run(method: str, clients: int, asked: int, rounds: int, lr: float) -> dict[str, object]:
+    """Settings of a run of ``clients`` tiny clients, ``asked`` of them a round."""
+    return {"method": method, "dataset": "tiny:load", "model": "tiny:encoder", "partition": "iid", "clients": clients,
+            "fraction": asked / clients, "rounds": rounds, "epochs": 1, "batch": 12, "lr": lr, "score-adapted": "never"}
 
 
 def watch(settings: Mapping[str, object], out: Path, workers: int, period: float = 0.2, engine: str = "inprocess") -> Watched:

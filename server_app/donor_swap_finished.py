@@ -23,13 +23,13 @@ from server_app.join import HELLO_WAIT, load_state
 from server_app.record import held_out_before
 from server_app.roster import Roster
 from server_app.rounds import Plan
-from strategies.adapter import RuleStrategy
+from strategies.adapter import RuleStrategy, strategy_of
 from strategies.config import ConfigError
 from strategies.donor_swap import Donors, donors_by_heads
 from strategies.movement import is_statistic
 from strategies.registry import Settings
 from strategies.split_hash import combined_hash
-from strategies.types import Slots, Tensors, layout_of
+from strategies.types import Slots, Tensors
 
 # a client's personal model by its slots, or None if it has none
 Personal = Callable[[str], Slots | None]
@@ -55,8 +55,7 @@ def swap_finished(grid: Grid, folder: Path, settings: Settings, personal: Person
     _check_data(folder, roster)
     hello = roster.hellos[roster.names()[0]]
     start = initial_model(settings, hello.classes, hello.input_shape)
-    rule = settings.method.rule_class()(settings.own, run, EncoderShelf(folder / "shelf"))
-    strategy = RuleStrategy(rule, settings.wire, start, {part: layout_of(tensors) for part, tensors in start.items()}, roster, run)
+    strategy = strategy_of(settings, start, EncoderShelf(folder / "shelf"), roster)
     load_state(strategy, folder)
     donors, encoder_of = _sources(strategy, start["head"], personal, heads)
     found = swap(grid, strategy, Plan(run.rounds, run.deadline, run.quorum, done=run.rounds), donors, encoder_of, run.donor_swap,

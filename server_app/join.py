@@ -21,10 +21,9 @@ from server_app.initial import initial_model
 from server_app.report import replace_text
 from server_app.roster import Hello, Roster
 from server_app.rounds import Plan, RunFailed, run_rounds
-from strategies.adapter import RuleStrategy
+from strategies.adapter import RuleStrategy, strategy_of
 from strategies.config import ConfigError
 from strategies.registry import Settings
-from strategies.types import layout_of
 
 JOINED = "joined.json"
 HELLO_WAIT = 300.0
@@ -46,9 +45,8 @@ def join_finished(grid: Grid, folder: Path, settings: Settings, name: str) -> di
     roster.hold_out(0, before=(name,))
     hello = roster.hellos[name]
     _check_fits(hello, _json(folder / "summary.json", dict).get("model"))
-    start = initial_model(settings, hello.classes, hello.input_shape)
-    rule = settings.method.rule_class()(settings.own, run, EncoderShelf(folder / "shelf"))
-    strategy = RuleStrategy(rule, settings.wire, start, {part: layout_of(tensors) for part, tensors in start.items()}, roster, run)
+    strategy = strategy_of(settings, initial_model(settings, hello.classes, hello.input_shape), EncoderShelf(folder / "shelf"), roster)
+    rule = strategy.rule
     if not getattr(rule, "serves_newcomers", True):
         raise ConfigError(f"{run.method} cannot serve a client that it has not trained with, so nobody can join its runs afterwards")
     load_state(strategy, folder)

@@ -19,10 +19,9 @@ from server_app.record import RunRecorder, held_out_before, note_held_out, open_
 from server_app.roster import Roster
 from server_app.rounds import OnReply, Plan, RunFailed, run_rounds
 from server_app.watch import Watch, watched
-from strategies.adapter import RuleStrategy
+from strategies.adapter import RuleStrategy, strategy_of
 from strategies.config import ConfigError
 from strategies.registry import Settings, items_of_all, parse_run_config
-from strategies.types import layout_of
 
 log = logging.getLogger(__name__)
 app = ServerApp()
@@ -77,8 +76,7 @@ def _serve(grid: Grid, settings: Settings, engine: str, watch: Watch, on_reply: 
     hello = roster.hellos[roster.names()[0]]
     start = initial_model(settings, hello.classes, hello.input_shape)
     recorder = RunRecorder(folder, settings, flat, engine, roster)
-    strategy = RuleStrategy(settings.method.rule_class()(settings.own, run, recorder.shelf), settings.wire, start,
-                            {part: layout_of(tensors) for part, tensors in start.items()}, roster, run)
+    strategy = strategy_of(settings, start, recorder.shelf, roster)
     del start
     done = recorder.resume(strategy) if run.resume else 0
     if done == run.rounds:

@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Strategy
 
 from strategies.config import RunConfig
 from strategies.donor_swap import DONOR
+from strategies.registry import Settings
 from strategies.scalars import SCORES
 from strategies.sent_bases import bases_of
 from strategies.tally import OWN_ERROR, Tally, word_of
@@ -288,3 +289,9 @@ def _again(first: deque[Update], rest: Iterator[Update]) -> Iterator[Update]:
     """``first``, then ``rest``, without holding on to any of them as ``itertools.chain`` would."""
     yield first.popleft()
     yield from rest
+
+
+def strategy_of(settings: Settings, start: Slots, shelf: Any, members: Members) -> RuleStrategy:
+    """The strategy of a run with ``settings``, from its initial model; ``shelf`` is where its rule keeps encoders."""
+    rule = settings.method.rule_class()(settings.own, settings.run, shelf)
+    return RuleStrategy(rule, settings.wire, start, {part: layout_of(tensors) for part, tensors in start.items()}, members, settings.run)

@@ -102,6 +102,19 @@ def test_bf16_halves_the_weights_of_layers_and_nothing_else() -> None:
     assert all(torch.equal(p.float(), full.get_parameter(name).to(p.dtype).float()) for name, p in vit.named_parameters())
 
 
+def test_few_tokens_in_bf16_go_around_the_fused_kernel_and_stay_what_they_were() -> None:
+    plain, exact = load_backbone("clip-tiny-random", image_size=48, precision="bf16"), load_backbone("clip-tiny-random", image_size=48)
+    many = load_backbone("clip-tiny-random", image_size=224, precision="bf16")  # 196 patches
+    assert [vit.blocks[0].attn.fused_attn for vit in (plain, exact, many)] == [False, True, True]
+    images = torch.randn(4, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        got = plain(images)
+        for block in plain.blocks:
+            block.attn.fused_attn = True
+        fused = plain(images)
+    assert (got - fused).abs().max() < 0.02 * fused.abs().max()
+
+
 def test_normalisation_is_the_backbones_own() -> None:
     assert normalisation(load_backbone("vit-tiny-random")) == ((0.5,) * 3, (0.5,) * 3)
     assert normalisation(load_backbone("clip-tiny-random")) == ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))

@@ -97,26 +97,27 @@ def features_of(model: PromptedViT, images: np.ndarray, settings: LoopSettings) 
 
 
 def class_means(model: PromptedViT, images: np.ndarray, labels: np.ndarray, settings: LoopSettings,
-                mixed: bool) -> tuple[dict[str, np.ndarray], np.ndarray, float]:
+                mixed: bool) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, float]]:
     """Mean CLS token a class at the layers of the class prompts, ``{layer: (C, D)}`` float32, zeros for a class without a sample;
-    the samples a class (C,); and the share of samples whose class has the largest mixture weight, over the layers.
+    the samples a class (C,); and the share of samples whose class has the largest mixture weight, a layer.
 
     Without ``mixed`` no class prompt enters.
     """
     names, classes = list(model.tensors("prototypes")), model.head.out_features
-    sums, right = np.zeros((len(names), classes, model.head.in_features)), 0
+    sums, right = np.zeros((len(names), classes, model.head.in_features)), np.zeros(len(names))
     place_model(model, settings)
     model.eval()
     with torch.inference_mode():
         for part, wanted in zip(chunks(images, settings), chunks(labels, settings), strict=True):
             tokens = model.class_tokens(prepare(array_on_device(part, settings), model.vit), mixed)  # (P, B, D)
             chosen = torch.stack([model.weights_of(token, place).argmax(1) for place, token in enumerate(tokens)])  # (P, B)
-            right += int((chosen == array_on_device(wanted, settings)).sum())
+            right += (chosen == array_on_device(wanted, settings)).sum(1).cpu().numpy()
             for place, token in enumerate(tokens.cpu().double().numpy()):
                 np.add.at(sums[place], wanted, token)
     counts = np.bincount(labels, minlength=classes)
     means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
-    return dict(zip(names, means, strict=True)), counts, right / max(1, len(labels) * len(names))
+    shares = (right / max(1, len(labels))).tolist()
+    return dict(zip(names, means, strict=True)), counts, dict(zip(names, shares, strict=True))
 
 
 def place_model(model: nn.Module, settings: LoopSettings) -> None:

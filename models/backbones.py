@@ -222,4 +222,4 @@ def _plain_attention(vit: VisionTransformer) -> None:
     if vit.patch_embed.num_patches <= FEW_TOKENS:
         for layer in vit.modules():
             if hasattr(layer, "fused_attn"):
-                layer.fused_attn = False
+                setattr(layer, "fused_attn", False)  # noqa: B010 - nn.Module's own types know no plain attribute

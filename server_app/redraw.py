@@ -25,7 +25,8 @@ def draw_again(folder: Path) -> Path:
 
 
 def row_of(line: Mapping[str, str]) -> ClientRow:
-    """A line of clients.csv as it was before it was written; an empty cell is unknown."""
+    """A line of clients.csv as it was before it was written; an empty cell is unknown, and so is a column that older files lack."""
     n_train, n_test, classes = (int(line[key]) if line[key] else None for key in ("n_train", "n_test", "classes"))
     served, adapted = (float(line[key]) if line[key] else None for key in ("served", "adapted"))
-    return ClientRow(line["client"], line["group"], n_train, n_test, classes, served, adapted, line.get("held_out") == "yes")
+    raw = float(line["served_raw"]) if line.get("served_raw") else None
+    return ClientRow(line["client"], line["group"], n_train, n_test, classes, served, adapted, line.get("held_out") == "yes", raw)

@@ -36,6 +36,7 @@ class ClientRow:
     served: float | None
     adapted: float | None
     held_out: bool = False
+    served_raw: float | None = None
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,8 @@ def client_rows(
     n_train = {c: sum(row) for c, row in train.items()} | counts(told, final, "n_train")
     n_test = {c: sum(row) for c, row in test.items()} | counts(told, final, "n_test")
     outside = set(final.get("held_out") or ())
-    served, adapted = scored(final.get("served")), scored(last_with(records, "adapted").get("adapted"))
+    served, raw = scored(final.get("served")), scored(final.get("served_raw"))
+    adapted = scored(last_with(records, "adapted").get("adapted"))
     asked = (c for record in records for c in record.get("asked") or ())
     names = {*n_train, *n_test, *served, *adapted, *asked, *groups, *outside}
     return [
@@ -271,6 +273,7 @@ def client_rows(
             served.get(c),
             adapted.get(c),
             c in outside,
+            raw.get(c),
         )
         for c in sorted(names)
     ]

@@ -25,7 +25,7 @@ from strategies.config import ConfigError, RunConfig, choice, require
 from strategies.contract import Slot, Wire
 from strategies.prompt_average import AT_HOME, HEAD_DOWN, HEAD_UP
 from strategies.reduce import WeightedMean
-from strategies.scalars import COMMON_METRICS
+from strategies.scalars import COMMON_METRICS, LAYER_SHARE
 from strategies.types import Round, Shelf, Slots, Tensors, Update
 
 COUNTS = "class-counts"
@@ -105,7 +105,7 @@ class Config:
                        layout=(("counts", ("C",), "float32"),)),)
         counted = self.prototype_weighting == "count"
         return Wire(down=_DOWN, up=up + counts if counted else up, local=AT_HOME[1:] if counted else AT_HOME,
-                    metrics=COMMON_METRICS | {"mixture-accuracy"})
+                    metrics=COMMON_METRICS | {"mixture-accuracy", *(f"{LAYER_SHARE}{layer}" for layer in self.layers)})
 
     @property
     def prompts(self) -> Mapping[str, Any]:

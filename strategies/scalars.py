@@ -11,6 +11,8 @@ GATE_AGES = {"gate-weight-1": 1, "gate-weight-2": 2, "gate-weight-3-5": 5, "gate
 # Shares in 0..1, by method: of a client's training samples by route, of cached features in blends, of its training samples
 # whose class gets the most of their mixture; of gate weights, how far they differ by image; of kept patches, those that classes share.
 SHARES = frozenset({"hit", "fuse", "miss", "gate-weight", *GATE_AGES, "mixture-accuracy", "gate-spread", "patch-overlap"})
+# the share "mixture-accuracy" at one layer: this and the layer's number
+LAYER_SHARE = "mixture-accuracy-layer"
 # Totals that tell how many samples a client has; like the counts, they stay at home with ``weighting = uniform``.
 TOTALS = frozenset({"forwards", "forwards-avoided", "cache-bytes"})
 # What a client says of a donor's encoder in a donor swap (``strategies.donor_swap``), and nothing else.
@@ -23,7 +25,7 @@ def fault_of(key: str, value: object) -> str:
     """What is wrong with the scalar ``key``, in words after its name; "" if nothing."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return "must be one finite number"
-    if key in BOUNDED and not 0.0 <= value <= 1.0:
+    if (key in BOUNDED or key.startswith(LAYER_SHARE)) and not 0.0 <= value <= 1.0:
         return "must lie in 0..1"
     if key in ("num-examples", "num-test") and (not isinstance(value, int) or value < 0):
         return "must be a whole number, 0 or more"

@@ -99,7 +99,7 @@ def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:
     assert (summary["clients"], summary["rounds"], summary["engine"]) == (2, 1, "inprocess")
     with (finished / "clients.csv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
-    assert list(rows[0]) == ["client", "group", "n_train", "n_test", "classes", "served", "adapted", "held_out"]
+    assert list(rows[0]) == ["client", "group", "n_train", "n_test", "classes", "served", "adapted", "held_out", "served_raw"]
     assert [(row["client"], row["group"]) for row in rows] == [("client-000", "0"), ("client-001", "90")]
     assert len((finished / "rounds.jsonl").read_text(encoding="utf-8").splitlines()) == 1
     page = (finished / "report.html").read_text(encoding="utf-8")

@@ -368,6 +368,7 @@ def test_their_figures_stand_beside_the_others_and_in_none_of_them() -> None:
     assert s["bytes"]["up"] == 8 and s["bytes"]["closing"] == {"up": 4, "down": 0}
     assert [(r.client, r.n_train, r.held_out) for r in found.rows] == [
         ("a", None, False), ("b", None, False), ("x", 7, True), ("y", 8, True), ("z", 9, True)]
+    assert [r.served_raw for r in found.rows] == [0.4, 0.4, 0.0, 0.2, None]
 
 
 def test_a_run_without_them_says_nothing_of_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import client_app.prompt_trainer as prompt_trainer
-from client_app.learners.pep_fedpt import PepLearner, filled, sent_means
+from client_app.learners.pep_fedpt import PepLearner, filled, mixture_accuracy, sent_means
 from client_app.local.priors import class_prior
 from client_app.local.store import LocalStore
 from client_app.loop import LoopSettings
@@ -27,6 +28,7 @@ from strategies.config import ConfigError
 from strategies.pep_fedpt import COUNTS, Config
 from strategies.precision import from_travel, to_travel
 from strategies.registry import parse_run_config
+from strategies.scalars import fault_of
 from strategies.types import Round, layout_of
 from tests.naive import prototypes as naive
 from tests.running import SMALL_VIT, Ran, Spy, about, digits_of, few_digits, run, tensor_bytes
@@ -239,7 +241,9 @@ def test_class_means_are_those_of_the_prompts_that_the_settings_name(source: str
     expected = sent_means(received["prototypes"], means, counts, 5.0 if weighting == "shrunk" else 0)
     for layer, tensor in expected.items():
         np.testing.assert_array_equal(sent["prototypes"][layer], tensor)
-    assert reply.metrics["mixture-accuracy"] == right
+    layers = {f"mixture-accuracy-{layer}": round(share, 2) for layer, share in right.items()}
+    told = {name: value for name, value in reply.metrics.items() if name.startswith("mixture")}
+    assert told == {"mixture-accuracy": round(fmean(right.values()), 2), **layers} and layers.keys() < again.config.wire.metrics
 
 
 def test_mixture_accuracy_is_the_share_of_samples_whose_class_leads(tmp_path: Path) -> None:
@@ -247,8 +251,15 @@ def test_mixture_accuracy_is_the_share_of_samples_whose_class_leads(tmp_path: Pa
     made.trainer.fill(start(made, prototypes=0.3), DATA)
     _, _, right = class_means(made.trainer.model, DATA.train.images, DATA.train.labels, LOOP, mixed=True)
     mixtures = made.trainer.model.trace(prompt_inputs(made)).mixtures  # (P, B, C)
-    assert right == pytest.approx(float((mixtures.argmax(2) == torch.from_numpy(DATA.train.labels)).float().mean()))
-    assert 0 < right < 1
+    expected = (mixtures.argmax(2) == torch.from_numpy(DATA.train.labels)).float().mean(1).tolist()
+    assert right == {f"layer{layer}": pytest.approx(share) for layer, share in zip((5, 6, 7), expected, strict=True)}
+    assert len(set(expected)) > 1 and all(0 < share < 1 for share in expected)
+
+
+def test_mixture_accuracy_is_told_to_a_hundredth_a_layer() -> None:
+    told = mixture_accuracy({"layer5": 1 / 3, "layer6": 2 / 3})
+    assert told == {"mixture-accuracy": 0.5, "mixture-accuracy-layer5": 0.33, "mixture-accuracy-layer6": 0.67}
+    assert mixture_accuracy({}) == {} and fault_of("mixture-accuracy-layer5", 1.01) == "must lie in 0..1"
 
 
 # --- settings

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from server_app.heatmaps import aligned
+from server_app.redraw import row_of
 from server_app.report import RunReport, read_rounds
 from server_app.reproduce import command
-from server_app.summary import bottom_count
+from server_app.summary import ClientRow, bottom_count
 
 CONFIG = {
     "method": "fedper",
@@ -162,18 +163,26 @@ def test_clients_csv_has_one_row_a_client(clustered: Path) -> None:
     with (clustered / "clients.csv").open(newline="") as lines:
         rows = list(csv.reader(lines))
     assert rows == [
-        ["client", "group", "n_train", "n_test", "classes", "served", "adapted", "held_out"],
-        ["a", "0", "30", "10", "2", "0.5", "0.7", "no"],
-        ["b", "90", "30", "10", "2", "0.2", "0.3", "no"],
-        ["c", "0", "30", "20", "2", "0.6", "", "no"],
-        ["d", "90", "30", "20", "2", "0.8", "", "no"],
-        ["e", "0", "30", "40", "3", "0.9", "", "no"],
+        ["client", "group", "n_train", "n_test", "classes", "served", "adapted", "held_out", "served_raw"],
+        ["a", "0", "30", "10", "2", "0.5", "0.7", "no", "0.4"],
+        ["b", "90", "30", "10", "2", "0.2", "0.3", "no", "0.1"],
+        ["c", "0", "30", "20", "2", "0.6", "", "no", "0.5"],
+        ["d", "90", "30", "20", "2", "0.8", "", "no", "0.7000000000000001"],
+        ["e", "0", "30", "40", "3", "0.9", "", "no", "0.8"],
     ]
+
+
+def test_a_line_of_clients_csv_is_read_back_whatever_wrote_it(clustered: Path) -> None:
+    with (clustered / "clients.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert row_of(rows[2]) == ClientRow("c", "0", 30, 20, 2, 0.6, None, False, 0.5)
+    older = {key: value for key, value in rows[2].items() if key not in ("held_out", "served_raw")}
+    assert row_of(older) == row_of(rows[2] | {"served_raw": ""}) == ClientRow("c", "0", 30, 20, 2, 0.6, None)
 
 
 def test_without_a_split_groups_and_classes_stay_unknown(tmp_path: Path) -> None:
     five(tmp_path, split=False)
-    assert (tmp_path / "clients.csv").read_text().splitlines()[1] == "a,,30,10,,0.5,0.7,no"
+    assert (tmp_path / "clients.csv").read_text().splitlines()[1] == "a,,30,10,,0.5,0.7,no,0.4"
     assert "Class counts stay at the clients" in (tmp_path / "report.html").read_text()
 
 

@@ -4,13 +4,15 @@
         [--tasks cifar10 ...] [--methods pep-fedpt ...] [--ablations] [--seeds 0 1 2] [--jobs 1] [--tune] [--full] [--table]
 
 First ``--tune``: every method's learning rates from the same search, on images that no result is from; ``rates.json`` keeps the best.
-Then the runs, each a process of its own that leaves one JSON in ``results/``; what is there is not run again. The table states the
-closing evaluation without and with the client's log prior on the logits, for participants and for held-out clients.
+Then the runs, each a process of its own that leaves one JSON in ``results/``; what is there is not run again. The tables state
+the closing evaluation without and with the client's log prior on the logits, for participants and for held-out clients, what a common
+accuracy costs in numbers sent, and differences paired by seed; the pictures beside them, gains by client and mixture accuracy by round.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -21,16 +23,20 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from data import make  # noqa: E402
-from rows import ABLATIONS, FULL, LITE, METHODS, TASKS, Settings  # noqa: E402
+from figures import MEAN_SHARE, OURS, gains, grouped, label_entropy, mixtures, table  # noqa: E402
+from pictures import draw_gains, draw_mixtures  # noqa: E402
+from rows import ABLATIONS, FULL, LITE, METHODS, TASKS, TUNED_ON, Settings  # noqa: E402
 
 TUNING_SEED, TUNING_ROUNDS = 100, 8
+GAIN_CAPTION = "what each client gains by PEP-FedPT over FedVPT, by the entropy of its labels"
+MIXTURE_CAPTION = "share of samples whose own class leads their mixture, by round"
 KEEP = ("served", "served_raw", "held_out", "bytes", "dropped", "seconds", "split_hash", "versions")
 
 
@@ -58,8 +64,10 @@ def run(job: Job, work: Path, results: Path) -> dict[str, Any]:
             raise RuntimeError(f"{job.name}: {done.stderr[-2000:]}")
         summary = json.loads(Path(folder, "run", "summary.json").read_text())
         records = [json.loads(line) for line in Path(folder, "run", "rounds.jsonl").read_text().splitlines()]
+        clients = clients_of(Path(folder, "run"))
     found = {"name": job.name, "settings": dict(job.settings), "wall_seconds": time.monotonic() - began,
-             **{key: summary[key] for key in KEEP if key in summary}, "rounds": [_round(record) for record in records]}
+             **{key: summary[key] for key in KEEP if key in summary}, "rounds": [_round(record) for record in records],
+             "clients": clients}
     path.write_text(json.dumps(found, indent=1))
     print(f"{job.name:48s} {found['wall_seconds']:6.0f} s  mean {_points(found['served_raw'])}, with prior {_points(found['served'])}",
           flush=True)
@@ -76,9 +84,21 @@ def _points(tail: Mapping[str, float] | None) -> str:
 
 def _round(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a round: means over its clients, and the numbers of the server's state."""
-    means = {key: mean(record[key].values()) for key in ("served", "served_raw", "loss", "mixture_accuracy") if record.get(key)}
+    keys = [*("served", "served_raw", "loss"), *(key for key in record if key.startswith(MEAN_SHARE))]
+    means = {key: mean(record[key].values()) for key in keys if record.get(key)}
     return {"round": record["round"], "seconds": record["seconds"], "up": sum(record["bytes"]["up"].values()), **means,
             "drift": (record.get("diagnostics") or {}).get("prototype_drift")}
+
+
+def clients_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """By client of a finished run, held-out ones among them: both closing scores, and the entropy of its training labels in nats."""
+    from server_app.redraw import row_of
+
+    train = json.loads((folder / "split.json").read_text())["train"]
+    with (folder / "clients.csv").open(newline="") as lines:
+        rows = [row_of(line) for line in csv.DictReader(lines)]
+    return {row.client: {"served": row.served, "served_raw": row.served_raw, "held_out": row.held_out,
+                         "entropy": round(label_entropy(train[row.client]), 4)} for row in rows}
 
 
 def searches(task: str, methods: list[str], base: Settings) -> Iterator[tuple[str, Job]]:
@@ -114,61 +134,33 @@ def planned(tasks: list[str], methods: list[str], ablations: bool, seeds: list[i
     found = []
     for seed in seeds:
         for task in tasks:
-            tuned = rates.get(file_of(task), {})
+            tuned = rates_for(task, rates)
             for name in methods:
                 found.append(Job(f"{task} {name} seed {seed}", f"{file_of(task)}.npz",
                                  {**base, **TASKS[task], **METHODS[name].settings, **tuned.get(name, {}), "seed": seed}))
         for name, changed in (ABLATIONS if ablations else {}).items():
-            settings = {**base, **TASKS[tasks[0]], "method": "pep-fedpt", **rates.get(file_of(tasks[0]), {}).get("pep-fedpt", {})}
+            settings = {**base, **TASKS[tasks[0]], "method": "pep-fedpt", **rates_for(tasks[0], rates).get("pep-fedpt", {})}
             found.append(Job(f"{tasks[0]} ablation {name} seed {seed}", f"{file_of(tasks[0])}.npz", {**settings, **changed, "seed": seed}))
     return found
 
 
-def interval(values: list[float]) -> str:
-    """Mean and 95 % t-interval, in points."""
-    if not values:
-        return "-"
-    centre = 100 * mean(values)
-    if len(values) < 2:
-        return f"{centre:.1f}"
-    from scipy.stats import t
-
-    return f"{centre:.1f} ± {100 * float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5:.1f}"
+def rates_for(task: str, rates: Mapping[str, Mapping[str, Settings]]) -> Mapping[str, Settings]:
+    """Each method's rates: from the task's own search, else from the one on ``TUNED_ON``."""
+    return rates.get(file_of(task), rates.get(TUNED_ON, {}))
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """Markdown: a table a task."""
-    grouped: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for result in results:
-        row = result["name"].rpartition(" seed ")[0]
-        task = max((task for task in TASKS if row.startswith(f"{task} ")), key=len)
-        grouped.setdefault(task, {}).setdefault(row.removeprefix(f"{task} "), []).append(result)
-    lines = []
-    for task, found in grouped.items():
-        lines += ["", f"### {task}", "", "| method | seeds | mean | bottom 20 % | mean, prior | bottom 20 %, prior | held-out gap | "
-                  "held-out gap, prior | numbers up a reply | wall s |", "|" + "---|" * 10]
-        lines += [line(name, runs) for name, runs in found.items()]
-    return "\n".join(lines).strip() + "\n"
-
-
-def line(name: str, runs: list[dict[str, Any]]) -> str:
-    """One row: without and with the prior; the gap is participants minus held-out clients."""
-    cells = [interval([r[key][figure] for r in runs]) for key in ("served_raw", "served") for figure in ("mean", "bottom20")]
-    for key, tails in (("served_raw", "tails_raw"), ("served", "tails")):
-        if any((r.get("held_out") or {}).get("cannot_serve") for r in runs):
-            cells.append("cannot serve")
-        else:
-            known = [r for r in runs if (r.get("held_out") or {}).get(tails)]
-            cells.append(interval([r[key]["mean"] - r["held_out"][tails]["mean"] for r in known]))
-    wall = mean(r["wall_seconds"] for r in runs)
-    return f"| {' | '.join([name, str(len(runs)), *cells, f'{mean(map(numbers_up, runs)):,.0f}', f'{wall:.0f}'])} |"
-
-
-def numbers_up(result: Mapping[str, Any]) -> float:
-    """Numbers that a reply's tensors hold, headers of 128 bytes a tensor among them."""
-    moved = result["bytes"]
-    replies = moved["up"] / moved["up_per_client_round"]
-    return (moved["up"] - moved["by_slot"]["up"].get("metrics", 0)) / replies / 4
+def write_down(results: list[dict[str, Any]], stem: Path) -> str:
+    """``STEM.md`` and its pictures, of those there are figures for; the text."""
+    tasks = grouped(results, TASKS)
+    text, gained, mixed = table(tasks), gains(tasks), mixtures(tasks)
+    for name, found, drawn, caption in (("gain", gained, lambda path: draw_gains(gained, path), GAIN_CAPTION),
+                                        ("mixture", mixed, lambda path: draw_mixtures(mixed, OURS, path), MIXTURE_CAPTION)):
+        if found:
+            path = stem.with_name(f"{stem.name}-{name}.png")
+            drawn(path)
+            text += f"\n![{caption}]({path.name})\n"
+    stem.with_name(f"{stem.name}.md").write_text(text)
+    return text
 
 
 def main() -> None:
@@ -204,9 +196,7 @@ def main() -> None:
         with ThreadPoolExecutor(a.jobs) as pool:
             list(pool.map(lambda job: run(job, work, a.results), jobs))
     found = [json.loads(path.read_text()) for path in sorted(a.results.glob("*_seed_*.json")) if not path.name.startswith("tune")]
-    text = table(found)
-    (a.results.parent / f"{a.results.name.replace('results', 'compare')}.md").write_text(text)
-    print(text)
+    print(write_down(found, a.results.parent / a.results.name.replace("results", "compare")))
 
 
 if __name__ == "__main__":

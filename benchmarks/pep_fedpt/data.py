@@ -3,7 +3,7 @@
     FEDHEARTH_DATA=... python benchmarks/pep_fedpt/data.py FOLDER
 
 ``TASK.npz`` is what results are from; ``TASK-tune.npz`` shares no image with it, and learning rates are chosen there. Sizes are those
-of the lite protocol (METHODS 4.7): 30 to 40 training and 100 test images a client on average; with ``--full`` all there is, for a GPU.
+of the lite protocol (METHODS 4.7): 20 training and 100 test images a client on average; with ``--full`` all there is, for a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Size:
     test: int
 
 
-LITE: dict[str, Size] = {"cifar10": Size(40, 130), "tiny100": Size(5, 13), "pacs": Size(440, 0)}
+LITE: dict[str, Size] = {"cifar10": Size(40, 200), "tiny100": Size(4, 20), "pacs": Size(620, 0)}
 
 
 def cifar10(source: Path, size: Size | None, part: int) -> Arrays:

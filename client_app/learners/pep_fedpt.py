@@ -8,6 +8,7 @@ mixture exists).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class PepLearner:
             metrics |= trainer.scores(data, "adapted")
         means, counts, right = self._means(data) if self.config.prototypes_from == "trained" else before
         sent = self._sent(received, means, counts)
-        return Reply(trainer.trained("prompts", "head") | sent, metrics | ({"mixture-accuracy": right} if means else {}))
+        return Reply(trainer.trained("prompts", "head") | sent, metrics | mixture_accuracy(right))
 
     def join(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
         """Nothing to prepare: a newcomer needs the shared model and its own prior."""
@@ -55,15 +56,25 @@ class PepLearner:
     def evaluate(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
         return self.trainer.close(inbound, data, store, rnd)
 
-    def _means(self, data: ClientData, mixed: bool = True) -> tuple[dict[str, np.ndarray], np.ndarray, float]:
+    def _means(self, data: ClientData, mixed: bool = True) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, float]]:
         if not self.trainer.model.config.class_at:
-            return {}, data.class_counts(), 0.0
+            return {}, data.class_counts(), {}
         return class_means(self.trainer.model, data.train.images, data.train.labels, self.trainer.settings, mixed)
 
     def _sent(self, received: Tensors, means: Tensors, counts: np.ndarray) -> dict[str, Tensors]:
         if self.config.prototype_weighting == "count":
             return {"prototypes": sent_means(received, means, counts, 0), COUNTS: {"counts": counts.astype(np.float32)}}
         return {"prototypes": sent_means(received, means, counts, self.config.kappa if self.config.prototype_weighting == "shrunk" else 0)}
+
+
+def mixture_accuracy(right: Mapping[str, float]) -> dict[str, float]:
+    """What is told of the shares ``right``, a layer each: their mean and each of them; nothing without a layer.
+
+    Rounded to a hundredth: a share in full would tell the number of samples.
+    """
+    mean = {"mixture-accuracy": fmean(right.values())} if right else {}
+    shares = mean | {f"mixture-accuracy-{layer}": share for layer, share in right.items()}
+    return {name: round(share, 2) for name, share in shares.items()}
 
 
 def filled(received: Tensors, means: Tensors) -> dict[str, np.ndarray]:

@@ -249,7 +249,7 @@ def test_images_that_were_float_stay_float(plain: Kept, tmp_path: Path) -> None:
     assert [(i.name, i.type) for i in session.get_inputs()] == [("images", "tensor(float)")]
     images, scored = plain.last_scored()
     normalised = inputs(images, CPU).numpy()
-    np.testing.assert_allclose(session.run(None, {"images": normalised})[0], scored, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(session.run(None, {"images": normalised})[0]), scored, atol=1e-4)
 
 
 # --- what cannot be exported

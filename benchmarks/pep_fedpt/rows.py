@@ -38,7 +38,7 @@ class Method:
     def searched(self) -> list[dict[str, Value]]:
         """The settings tried in the search, as many for every method: the same head rates with the same prompt rates."""
         tried = RATES if self.prompt_rates else tuple((head, 0.0) for head in HEAD_RATES)
-        return [{"lr": head} | {key: factor * prompt for key, factor in self.prompt_rates.items()} for head, prompt in tried]
+        return [{"lr": head, **{key: factor * prompt for key, factor in self.prompt_rates.items()}} for head, prompt in tried]
 
 
 # (head, prompts), around what the pilot found (METHODS 4.7); all that two cores have the time for

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from client_app.clip_features import ClipFeatures, Source
 from client_app.clip_fit import Seen, fit_prompts
+from client_app.clock import scoring
 from client_app.data.client_data import ClientData, Split
 from client_app.learner import Reply
 from client_app.local.priors import class_prior
@@ -60,6 +61,7 @@ class ClipTrainer(PromptTrainer):
         source = Source(self.model.image, self.model.patch_source, self.run.features_dir)
         return ClipClient(net, ClipFeatures(source, self.settings, store, bool(net.needs - {"cls"})), self.settings)
 
+    @scoring
     def scored(self, client: ClipClient, data: ClientData, label: str) -> dict[str, float]:
         """Test accuracy as ``{label}`` and ``{label}-raw``; nothing for an empty test set."""
         return self.accuracies(client.logits(data.test), data, label)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from client_app.clock import scoring
 from client_app.data.client_data import ClientData
 from client_app.head_phase import fit_head
 from client_app.local.store import LocalStore
@@ -158,6 +159,7 @@ class Trainer:
         self.model.load("encoder", encoder)
         self.model.load("head", head)
 
+    @scoring
     def _scores(self, data: ClientData, label: str) -> dict[str, float]:
         """Test accuracy as ``{label}-raw`` and ``{label}``; nothing for an empty test set.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app.boundary import inbound, make_guard, seal, seal_hello
+from client_app.clock import clock
 from client_app.data import DataError, PartitionError, data_digest, write_manifest
 from client_app.data.class_names import class_digest
 from client_app.data.opening import left_out
@@ -46,9 +48,10 @@ def train(message: Message, context: Context) -> Message:
     """One round: score what is served, train, commit local state, send what the contract allows."""
     session, wire, parts = _open(context)
     slots, rnd = inbound(message, wire, parts)
-    with session.store() as store:
+    with session.store() as store, clock() as spent:
         reply = session.learner.train(slots, session.data, store, rnd)
-    return Message(seal(reply, wire, parts), reply_to=message)
+    told = {name: seconds for name, seconds in spent.metrics().items() if name in wire.metrics}
+    return Message(seal(replace(reply, metrics={**reply.metrics, **told}), wire, parts), reply_to=message)
 
 
 @app.train("join")

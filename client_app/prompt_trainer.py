@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from client_app.clock import scoring
 from client_app.data.client_data import ClientData, Split
 from client_app.learner import Reply
 from client_app.local.priors import class_prior
@@ -81,6 +82,7 @@ class PromptTrainer:
         """Those parts of the model, copied."""
         return {part: {name: tensor.copy() for name, tensor in self.model.tensors(part).items()} for part in parts}
 
+    @scoring
     def scores(self, data: ClientData, label: str) -> dict[str, float]:
         """Test accuracy as ``{label}`` and ``{label}-raw``; nothing for an empty test set."""
         return self.accuracies(self.logits(data.test), data, label)

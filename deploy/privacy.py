@@ -13,7 +13,7 @@ from strategies.contract import HELLO_FACTS, Slot, Wire
 from strategies.data_warnings import MEANING
 from strategies.donor_swap import DONOR_SLOT
 from strategies.registry import METHODS, Method, find_method
-from strategies.scalars import COMMON_METRICS, DONOR_SCORES, SCORES, TOTALS
+from strategies.scalars import COMMON_METRICS, COUNTS, DONOR_SCORES, SCORES, SECONDS, TOTALS
 
 # settings, off by default, that let more leave a client
 OPT_IN: dict[str, tuple[dict[str, str | bool], ...]] = {
@@ -85,10 +85,9 @@ def text(found: Iterable[Contract]) -> str:
 
 def scalars() -> str:
     """The sentence about scalars: the same for every method."""
-    counts = {"num-examples", "num-test"}
     return (f"Beside tensors, a reply may carry these numbers and no others: the client's own scores ({_code(sorted(SCORES))}), "
             f"{_code(sorted(COMMON_METRICS - SCORES))}, and those that its row names. With `weighting = uniform` what tells the number "
-            f"of samples stays at home: {_code(sorted(counts | TOTALS))}.")
+            f"of samples stays at home: {_code(sorted(COUNTS | SECONDS | TOTALS))}.")
 
 
 def swap() -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from strategies.config import MODELS, ConfigError, RunConfig, Scalar, check_known, choice, items_of, keys_of, nearest, parse
 from strategies.contract import Wire
 from strategies.donor_swap import DONOR_SLOT
-from strategies.scalars import TOTALS
+from strategies.scalars import COUNTS, SECONDS, TOTALS
 
 SPLIT_MODEL = "models.split:split_model"
 PROMPTED_MODEL = "models.prompted_model:prompted_model"
@@ -142,7 +142,7 @@ class Settings:
     def wire(self) -> Wire:
         """The contract of the method with these settings and in this run: precision, whether counts may leave, and a donor swap."""
         wire: Wire = self.own.wire
-        kept_home = frozenset() if self.run.weighting == "examples" else frozenset({"num-examples", "num-test"}) | TOTALS
+        kept_home = frozenset() if self.run.weighting == "examples" else COUNTS | SECONDS | TOTALS
         return replace(wire, travel=self.run.wire_dtype, delta=self.run.wire_delta, metrics=wire.metrics - kept_home,
                        swap=(DONOR_SLOT,) if self.run.donor_swap else ())
 

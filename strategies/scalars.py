@@ -13,12 +13,15 @@ GATE_AGES = {"gate-weight-1": 1, "gate-weight-2": 2, "gate-weight-3-5": 5, "gate
 SHARES = frozenset({"hit", "fuse", "miss", "gate-weight", *GATE_AGES, "mixture-accuracy", "gate-spread", "patch-overlap"})
 # the share "mixture-accuracy" at one layer: this and the layer's number
 LAYER_SHARE = "mixture-accuracy-layer"
+COUNTS = frozenset({"num-examples", "num-test"})
+# How long a client worked in a round, which tells its samples too.
+SECONDS = frozenset({"train-seconds", "score-seconds"})
 # Totals that tell how many samples a client has; like the counts, they stay at home with ``weighting = uniform``.
 TOTALS = frozenset({"forwards", "forwards-avoided", "cache-bytes"})
 # What a client says of a donor's encoder in a donor swap (``strategies.donor_swap``), and nothing else.
 DONOR_SCORES = frozenset({"donor", "donor-raw"})
 BOUNDED = SCORES | SHARES | DONOR_SCORES
-COMMON_METRICS = SCORES | {"num-examples", "num-test", "loss", "train-seconds", "score-seconds"}
+COMMON_METRICS = SCORES | COUNTS | SECONDS | {"loss"}
 
 
 def fault_of(key: str, value: object) -> str:
@@ -27,6 +30,8 @@ def fault_of(key: str, value: object) -> str:
         return "must be one finite number"
     if (key in BOUNDED or key.startswith(LAYER_SHARE)) and not 0.0 <= value <= 1.0:
         return "must lie in 0..1"
-    if key in ("num-examples", "num-test") and (not isinstance(value, int) or value < 0):
+    if key in COUNTS and (not isinstance(value, int) or value < 0):
         return "must be a whole number, 0 or more"
+    if key in SECONDS and value < 0:
+        return "must be 0 or more"
     return ""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from client_app.clip_trainer import ClipClient
+from client_app.clock import scoring
 from client_app.data.client_data import ClientData, Split
 from client_app.learner import Reply
 from client_app.learners.global_prompt import GlobalPromptLearner
@@ -34,6 +35,7 @@ class FedIaLearner(GlobalPromptLearner):
             draw(client, data, store.location / "patches", self.config.pictures)
         return self.trainer.leave(client, data, store, rnd, metrics)
 
+    @scoring
     def scores(self, client: ClipClient, data: ClientData, label: str) -> dict[str, float]:
         """Accuracies; of the served model also the gate's and the patches' figures."""
         logits, weights = fused(client, data.test)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -75,8 +76,9 @@ class Trainer:
     made_by: Settings | None = None
     source: FeatureSource = Anew()
 
-    @property
+    @cached_property
     def parts(self) -> dict[str, Layout]:
+        """The layout of each part; asked for several times a message, and never another."""
         return {part: layout_of(self.model.tensors(part)) for part in PARTS}
 
     def train(self, encoder: Tensors, head: Tensors, data: ClientData, store: LocalStore, rnd: Round,

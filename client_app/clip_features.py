@@ -4,14 +4,16 @@ Training then touches no image. So every image has one *fixed view*, the image a
 every epoch, and the image tower would have to run for each, which is some 50 times the work of an epoch from the cache (METHODS 3.7).
 
 Reuse is exact (``client_app.local.exact_features``): features are rounded to float16 as soon as they are computed, so results are the same
-bits with and without the cache. Its version is a digest of the tower's weights and of all else that features depend on. A folder of
-features computed beforehand (``features-dir``) comes first, if it holds all images of a split.
+bits with and without the cache. Its version is a digest of the tower's weights and of all else that features depend on, the images
+included. A folder of features computed beforehand (``features-dir``) comes first, if it holds all images of a split.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ import torch
 
 from client_app.data.client_data import Split
 from client_app.local.durable import StoreError
-from client_app.local.exact_features import ExactFeatures, content_version
+from client_app.local.exact_features import ExactFeatures, content_version, images_checksum
 from client_app.local.feature_cache import FeatureCache
 from client_app.local.store import LocalStore
 from client_app.loop import TrainingDiverged, array_on_device, threads
 from client_app.loop_settings import LoopSettings
 from client_app.precomputed import Precomputed
 from models.towers import ImageFeatures, ImageTower
+
+log = logging.getLogger(__name__)
 
 # features (b, M, D) float32 of the samples at some positions of a split
 Rows = Callable[[np.ndarray], np.ndarray]
@@ -46,7 +50,8 @@ class ClipFeatures:
 
     def __init__(self, source: Source, settings: LoopSettings, store: LocalStore, with_patches: bool) -> None:
         self.source, self.settings, self.with_patches = source, settings, with_patches
-        self.version = content_version({}, f"{tower_version(source, settings)} {settings.torch_device.type}")
+        self._tower = f"{tower_version(source, settings)} {settings.torch_device.type}"
+        self._versions: dict[Split, int] = {}
         tower, folder = source.tower, store.location / "features"
         self._caches = {"cls": _cache(folder, "cls", (tower.dim,))}
         if with_patches:
@@ -78,16 +83,26 @@ class ClipFeatures:
         if self._ready is not None and found is not None:
             ready = self._ready
             return lambda rows: ready.patches(found[rows])
-        if cache is not None and cache.get(split.ids, self.version).found.all():
-            return lambda rows: cache.get(split.ids[rows], self.version).features
+        version = self._version(split)
+        if cache is not None and cache.get(split.ids, version).found.all():
+            return lambda rows: cache.get(split.ids[rows], version).features
         held = np.concatenate([patches.astype(np.float16) for _, _, patches in self.stream(split) if patches is not None])
         return lambda rows: held[rows].astype(np.float32)
 
     def _found(self, split: Split) -> np.ndarray | None:
-        return self._ready.rows(split.images) if self._ready is not None else None
+        found = self._ready.rows(split.images) if self._ready is not None else None
+        if found is None and self.source.folder and len(split):
+            _warn(f"features-dir holds no features of {'all images' if self._ready else 'this image tower, at this size and precision'}; "
+                  "the image tower makes them here")
+        return found
 
     def _of(self, kind: str, split: Split, part: np.ndarray) -> np.ndarray:
-        return self._exact[kind].of(split.ids[part], self.version, lambda positions: self._encoded(split, part[positions])[kind])
+        return self._exact[kind].of(split.ids[part], self._version(split), lambda positions: self._encoded(split, part[positions])[kind])
+
+    def _version(self, split: Split) -> int:
+        if split not in self._versions:
+            self._versions[split] = content_version({}, f"{self._tower} {images_checksum(split.images, split.ids)}")
+        return self._versions[split]
 
     def _encoded(self, split: Split, positions: np.ndarray) -> dict[str, np.ndarray]:
         """Both kinds of features; the last ones are kept, since both are asked for one after the other."""
@@ -119,6 +134,12 @@ def tower_version(source: Source, settings: LoopSettings) -> int:
         tensors = {name: tensor.detach().float().cpu().numpy() for name, tensor in tower.state_dict().items()}
         known[note] = content_version(tensors, note)
     return known[note]
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once a process: every client and round would say the same."""
+    log.warning(text)
 
 
 def _cache(folder: Path, layer: str, shape: tuple[int, ...]) -> FeatureCache | None:

@@ -1,7 +1,7 @@
 """Features of a frozen backbone without prompts: they never change, so a client computes each once and keeps it at home.
 
 Exact reuse (``client_app.local.exact_features``): the same bits with and without the cache. The version is a digest of the
-backbone's weights, the precision, the device and the image size.
+backbone's weights, the precision, the device, the image size and the images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from client_app.data.client_data import Split
 from client_app.local.durable import StoreError
-from client_app.local.exact_features import ExactFeatures, content_version
+from client_app.local.exact_features import ExactFeatures, content_version, images_checksum
 from client_app.local.feature_cache import FeatureCache
 from client_app.local.store import LocalStore
 from client_app.loop import Sgd, TrainingDiverged, array_on_device, batch_sizes, check_labels, descend, is_finite
@@ -38,8 +38,8 @@ class FrozenFeatures:
         """Features (n, D) float32 of a split."""
         if not len(split):
             return np.zeros((0, self.model.head.in_features), np.float32)
-        return self._exact.of(split.ids, backbone_version(self.model, self.settings),
-                              lambda positions: features_of(self.model, split.images[positions], self.settings))
+        version = content_version({}, f"{backbone_version(self.model, self.settings)} {images_checksum(split.images, split.ids)}")
+        return self._exact.of(split.ids, version, lambda positions: features_of(self.model, split.images[positions], self.settings))
 
     def logits(self, split: Split) -> np.ndarray:
         """Logits (n, C) float32 of the present head."""
@@ -69,7 +69,7 @@ class FrozenFeatures:
 
 
 def backbone_version(model: Any, settings: LoopSettings) -> int:
-    """A number that stands for all that frozen features depend on; worked out once a model."""
+    """A number that stands for all that frozen features depend on beside the images; worked out once a model."""
     known: dict[str, int] = model.__dict__.setdefault("_frozen_versions", {})
     note = f"{settings.torch_device} {settings.precision} {model.vit.patch_embed.img_size} {settings.threads}"
     if note not in known:

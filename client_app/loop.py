@@ -116,7 +116,7 @@ def descend(step: Callable[[Tensor, Tensor], Tensor], x: Tensor | Streamed | Cal
 
 def diverged(epoch: int) -> TrainingDiverged:
     """What a client says whose loss became NaN or infinite in ``epoch``, counted from 1."""
-    return TrainingDiverged(f"training loss became non-finite in epoch {epoch}; lower lr")
+    return TrainingDiverged(f"training loss became non-finite in epoch {epoch}; lower lr or the method's learning rates")
 
 
 def score(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings) -> float | None:

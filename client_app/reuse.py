@@ -12,7 +12,6 @@ under the statistics that came and under re-computed ones, because every scoring
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +21,7 @@ import numpy as np
 from client_app.data.client_data import Split
 from client_app.head_phase import encode, loss_on_features, score_features
 from client_app.local.durable import StoreError
-from client_app.local.exact_features import ExactFeatures, content_version
+from client_app.local.exact_features import ExactFeatures, content_version, images_checksum
 from client_app.local.feature_cache import FeatureCache
 from client_app.local.slot_file import Damaged, read_slots, write_slots
 from client_app.loop import LoopSettings, mean_loss, recompute_batchnorm, score
@@ -159,7 +158,7 @@ class Reused:
 
     def _note(self, split: Split, settings: LoopSettings) -> str:
         if id(split) not in self._digests:
-            self._digests[id(split)] = zlib.crc32(np.ascontiguousarray(split.images).data, zlib.crc32(split.ids.data))
+            self._digests[id(split)] = images_checksum(split.images, split.ids)
         return f"{settings.torch_device} {settings.precision} {settings.channels_last} {settings.score_batch} {self._digests[id(split)]}"
 
     def _open(self, folder: Path, dim: int, max_bytes: int | None) -> None:

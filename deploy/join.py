@@ -15,7 +15,7 @@ from typing import Any
 
 from deploy.launch import importable_here, locked, place, saved_settings, state_of, told_here
 from deploy.running import counted, logged
-from strategies.config import ConfigError, check_site_name
+from strategies.config import ConfigError, check_site_name, items_of
 from strategies.registry import Settings, items_of_all, parse_run_config
 
 
@@ -98,10 +98,13 @@ def _check_data(settings: Settings, node_config: Mapping[str, Any]) -> None:
 
 def _told(line: Mapping[str, Any], settings: Settings) -> str:
     """One line a person: what the new client is served."""
+    from server_app.sections import raw_words
+
     if line["served"] is None:
         score = "it has no test images, so no score"
     else:
-        raw = f" ({100 * line['served_raw']:.1f} with BatchNorm statistics as averaged)" if line["served_raw"] is not None else ""
+        words = raw_words(settings.method.name, items_of(settings.run))
+        raw = f" ({100 * line['served_raw']:.1f} {words})" if words and line["served_raw"] is not None else ""
         score = f"served accuracy {100 * line['served']:.1f} %{raw}"
     mixture = f"; its mixture of the clusters: {', '.join(f'{share:.2f}' for share in line['mixture'])}" if line.get("mixture") else ""
     return f"{line['client']} joined ({settings.method.name}, {counted(settings.run.rounds, 'round')}): {score}{mixture}"

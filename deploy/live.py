@@ -79,7 +79,8 @@ def figures(record: Mapping[str, Any]) -> str:
 def dropped(record: Mapping[str, Any]) -> str:
     """``2 replies dropped (non-finite)``, or nothing."""
     reasons = record.get("dropped") or {}
-    return f"{sum(reasons.values())} replies dropped ({', '.join(sorted(reasons))})" if reasons else ""
+    count = sum(reasons.values())
+    return f"{count} {'reply' if count == 1 else 'replies'} dropped ({', '.join(sorted(reasons))})" if reasons else ""
 
 
 class Lines:

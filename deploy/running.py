@@ -121,16 +121,21 @@ def _on_ray(launch: Launch, workers: int, lock: int, shown: Display) -> dict[str
 
 def outcome_table(summary: Mapping[str, Any], folder: Path) -> str:
     """Served and adapted figures over clients, clusters if there are any, and where the report is."""
+    from server_app.sections import raw_words
+
     lines = ["", f"{'accuracy in %, over clients':28}{'mean':>14}{'worst':>14}{'bottom 20 %':>14}"]
+    raw = raw_words(str(summary.get("method")), summary.get("run_config") or {})
     for kind, when in (("served", "before local training"), ("adapted", "after local training")):
         if summary.get(kind):
-            cells = "".join(f"{_figure(summary, kind, name):>14}" for name in ("mean", "worst", "bottom20"))
+            cells = "".join(f"{_figure(summary, kind, name, bool(raw)):>14}" for name in ("mean", "worst", "bottom20"))
             lines.append(f"{f'{kind} ({when})':28} {cells[1:]}")
     if tails := (summary.get("held_out") or {}).get("tails"):
         cells = "".join(f"{100 * tails[name]:>14.1f}" for name in ("mean", "worst", "bottom20"))
         lines.append(f"{'held-out clients, served':28}{cells}")
-    if summary.get("served_raw"):
-        lines.append("in brackets: with BatchNorm statistics as averaged")
+    elif (summary.get("held_out") or {}).get("cannot_serve"):
+        lines.append(f"held-out clients, served{'–':>18}  this method cannot serve a client that it has not trained with")
+    if summary.get("served_raw") and raw:
+        lines.append(f"in brackets: {raw}")
     if clusters := summary.get("clusters"):
         silhouette = f", silhouette {clusters['silhouette']:.2f}" if clusters.get("silhouette") is not None else ""
         lines.append(f"clusters: {clusters['k']}{silhouette}" + (
@@ -145,8 +150,8 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def _figure(summary: Mapping[str, Any], kind: str, name: str) -> str:
-    raw = summary.get(f"{kind}_raw")
+def _figure(summary: Mapping[str, Any], kind: str, name: str, with_raw: bool) -> str:
+    raw = summary.get(f"{kind}_raw") if with_raw else None
     return f"{100 * summary[kind][name]:.1f}" + (f" ({100 * raw[name]:.1f})" if raw else "")
 
 

@@ -151,7 +151,9 @@ def _from_folder(name: str, folder: Path) -> VisionTransformer:
     _known(name)
     found = next((folder / file for file in expected_files(name) if (folder / file).is_file()), None)
     if found is None:
-        raise ModelError(f"weights-dir must hold {' or '.join(expected_files(name))} for the backbone {name}, and holds none; put "
+        there = [f"model = {base}" for base, file in PACKED.items() if (folder / file).is_file()]
+        holds = ("is no folder" if not folder.is_dir() else "holds none" + (f" (what it holds is for {there[0]})" if there else ""))
+        raise ModelError(f"weights-dir must hold {' or '.join(expected_files(name))} for the backbone {name}, and {holds}; put "
                          "the file there, or leave weights-dir empty to fetch it from timm's hub")
     weights = _read(found)
     classes = len(weights["head.weight"]) if "head.weight" in weights else 0
@@ -200,7 +202,8 @@ def _known(name: str) -> None:
     if not timm.is_model(base):
         close = difflib.get_close_matches(base, [*TWINS, *timm.list_models("*vit*")], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ModelError(f"a backbone must be a timm model or one of {', '.join(TWINS)}; got {name!r}{hint}")
+        raise ModelError("model must name a Vision Transformer of timm, such as vit_base_patch16_224, or one of "
+                         f"{', '.join(TWINS)}; got {name!r}{hint}")
 
 
 def _resize(vit: VisionTransformer, side: int) -> None:

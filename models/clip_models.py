@@ -56,7 +56,7 @@ class ClipModel:
                  extra: Mapping[str, Mapping[str, np.ndarray]] | None = None) -> None:
         """``extra``: parts beside the prompt model's own. Raises ``ModelError`` for towers that are unknown, absent or do not fit."""
         check_image(in_shape)
-        _check_text_side(run.text_side)
+        _check_text_side(run)
         self.patch_source, self.extra = run.patch_source, dict(extra or {})
         self._make, empty = make, empty_text_tower(run.text_side)
         self.template = make(empty, [str(c) for c in range(classes)])
@@ -155,7 +155,10 @@ def _start(run: TowerSettings) -> PromptStart:
     return PromptStart(run.prompt_words, run.prompt_tokens)
 
 
-def _check_text_side(name: str) -> None:
+def _check_text_side(run: TowerSettings) -> None:
+    name = run.text_side
     if not name.startswith(OPEN_CLIP) and name not in TEXT_TOWERS:
-        raise ModelError(f"text-tower must name the text tower that goes with the run's model: one of {', '.join(TEXT_TOWERS)} or "
-                         f"{OPEN_CLIP}NAME; got {name!r}. It may be left out where model is {OPEN_CLIP}NAME")
+        got = f"it is empty beside model = {name}" if name == run.model else f"got {name!r}"
+        raise ModelError(f"text-tower must name the text tower that goes with the run's model: {OPEN_CLIP}NAME, minilm-bridge for a CLIP "
+                         f"ViT-B/16 of timm, or text-tiny-random for clip-tiny-random; {got}. It may be left out where model is "
+                         f"{OPEN_CLIP}NAME")

@@ -50,8 +50,8 @@ class PromptStart:
             return torch.zeros(self.tokens, tower.width)
         found = tower.embed(self.words).detach().clone()
         if len(found) != self.tokens:
-            raise ModelError(f"the prompt's words must be {self.tokens} tokens of this text tower, got {len(found)}. Set the prompt's "
-                             f"number of tokens to {len(found)}, or take other words")
+            raise ModelError(f"prompt-words must be prompt-tokens = {self.tokens} tokens of this text tower, got {len(found)}. Set "
+                             f"prompt-tokens = {len(found)}, or take other words")
         return found
 
 

@@ -97,8 +97,8 @@ class SentenceText(nn.Module):
         rows = [[known.start, *[known.filler] * context, *known.split(name.replace("_", " ") + "."), known.end] for name in names]
         longest = max(map(len, rows))
         if longest > self.positions.num_embeddings:
-            raise ModelError(f"prompt and class name must fit in {self.positions.num_embeddings} tokens, got {longest}. "
-                             "Shorten the class names")
+            raise ModelError(f"prompt and class name must fit in {self.positions.num_embeddings} tokens, got {longest}, {context} of them "
+                             "of the prompt. Shorten the class names, or lower prompt-tokens")
         return torch.tensor([row + [known.padding] * (longest - len(row)) for row in rows])
 
     def forward(self, context: Tensor, tokens: Tensor) -> Tensor:

@@ -18,13 +18,14 @@ from typing import Literal
 
 from server_app.finished import FIGURES, ComparisonError, Run, read_run
 from server_app.reproduce import PLACES, belongs, shown
+from server_app.sections import AVERAGED, raw_words
 from strategies.tails import paired_difference
 
 Kind = Literal["served", "adapted"]
 KINDS: tuple[Kind, ...] = ("served", "adapted")
 # how fast and where a run ran; the rows of a table should not split over it
 SPEED = frozenset({"seed", "method", "threads", "deadline", "score-batch", "channels-last", "device",
-                   "tracker", "metrics-port", "metrics-host", "donor-swap"})
+                   "checkpointing", "features-dir", "resident-share", "tracker", "metrics-port", "metrics-host", "donor-swap"})
 MIXED = "SERVED and ADAPTED figures are MIXED in this table: the adapted ones come after local training, which alone may be the difference."
 OTHER_SPLITS = "The runs rest on DIFFERENT SPLITS: a difference may come from the data, not the method."
 
@@ -190,8 +191,12 @@ def _table(rows: Mapping[str, _Group]) -> tuple[Row, ...]:
 
 
 def _figure(row: _Group, name: str) -> Figure:
-    raw = [run.summary[f"{row.kind}_raw"][name] for run in row.runs if run.summary.get(f"{row.kind}_raw")]
+    raw = [run.summary[f"{row.kind}_raw"][name] for run in row.runs if run.summary.get(f"{row.kind}_raw") and _raw_words(run)]
     return _over_seeds([run.summary[row.kind][name] for run in row.runs], mean(raw) if len(raw) == len(row.runs) else None)
+
+
+def _raw_words(run: Run) -> str:
+    return raw_words(run.summary["method"], run.summary["run_config"])
 
 
 def _held_out(row: Sequence[Run]) -> dict[str, Figure]:
@@ -227,20 +232,20 @@ def _over_pairs(values: Sequence[float]) -> Difference:
 
 
 def _caption(rows: Sequence[Row], runs: Sequence[Run], name: str) -> str:
-    """What the figures are: kind, BatchNorm rule, clients, seeds, and what the interval is over."""
+    """What the figures are: kind, BatchNorm rule where there is one, clients, seeds, and what the interval is over."""
     if not rows:
         return ""
     told = {"served": "Served accuracy in % (before local training)", "adapted": "Adapted accuracy in % (after local training)",
             "mixed": "Accuracy in %, served (before local training) or adapted (after it)"}[name]
-    rules = {run.summary["run_config"].get("bn") for run in runs}
-    raw = any(row.figures["mean"].raw is not None for row in rows)
-    norm = "BatchNorm recomputed" if rules == {"recompute"} else "BatchNorm as each run's bn setting says"
+    rules = {run.summary["run_config"].get("bn") for run in runs if AVERAGED in _raw_words(run)}
+    words = sorted({_raw_words(run) for run in runs} - {""}) if any(row.figures["mean"].raw is not None for row in rows) else []
+    raw = "as averaged" if words == [AVERAGED] else " or ".join(words)
+    norm = ", BatchNorm recomputed" if rules == {"recompute"} else ", BatchNorm as each run's bn setting says" if rules else ""
     clients = " or ".join(str(n) for n in sorted({n for row in rows for n in row.clients}))
     seeds = sorted({len(row.seeds) for row in rows})
     many = seeds[-1] > 1
     parts = [
-        f"{told} over {clients} clients, {norm}"
-        + (" (in brackets: as averaged)" if raw else ""),
+        f"{told} over {clients} clients{norm}" + (f" (in brackets: {raw})" if raw else ""),
         f"{' or '.join(map(str, seeds))} seed{'s' if many else ''}"
         + (", mean ± std over seeds" if many else ""),
     ]

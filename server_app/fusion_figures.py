@@ -24,7 +24,8 @@ def fusion_section(found: Findings) -> str:
     body = [["mean", *(shown(key, mean(told[key].values())) for key, _ in columns)]]
     body += [[client, *(shown(key, told[key].get(client)) for key, _ in columns)] for client in clients]
     words = ("<p>Of the model each client ends up with, on its own test images. 0.5 is where a gate starts; a spread near 0 means that it "
-             "ignores the image. Which patches are kept, each client can see for itself.</p>")
+             "ignores the image. Which patches are kept, each client can see for itself: <code>fed-ia.pictures</code> draws some beside "
+             "its personal model.</p>")
     return section("Fusion of local and global text features", words + table_of(["", *(name for _, name in columns)], body, "tall"))
 
 

@@ -37,7 +37,7 @@ def mixture_picture(matrix: Sequence[Sequence[float]], classes: Sequence[str]) -
         {"kind": "cells", "rows": names, "columns": names, "values": [rounded(row, 1, 100) for row in matrix], "tone": "counts",
          "most": 100, "unit": "%", "x_title": "class prompt", "y_title": "class of the sample"},
         "What a sample that lies at its class's global prototype gets of each class prompt, in %, with a flat prior; mean over "
-        "the layers. It follows from the global prototypes alone.",
+        "the layers. It follows from the global prototypes alone; a class that no client has sent has 0 everywhere.",
         table_of(["class of the sample", *names], [[name, *map(percent, row)] for name, row in zip(names, matrix, strict=True)])
         if count * count <= CELLS_AT_MOST else "",
     )
@@ -55,7 +55,7 @@ def drift_curves(records: Sequence[Mapping[str, Any]]) -> Chart:
         f"Lines: how far the class prototypes moved in each round; in the last: {last}.",
         {"kind": "lines", "x": [number for number, _ in drifts], "lines": lines, "digits": 3, "x_title": "round",
          "y_title": "relative step"},
-        "Length of each round's step, relative to the prototypes before it.",
+        "Length of each round's step of the prototypes known before it, relative to them; 0 while there are none.",
         table_of(["round", *layers], [[str(number), *(f"{steps.get(layer, 0.0):.3f}" for layer in layers)] for number, steps in drifts]),
     )
 

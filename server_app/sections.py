@@ -5,8 +5,9 @@ Served and adapted figures never share a column. Every string that comes from a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from server_app.cluster_numbers import aligned, cluster_history
 from server_app.reproduce import command, shown
@@ -19,6 +20,7 @@ WORDS = {
     "adapted": "adapted",
     "adapted_raw": "adapted, BatchNorm as averaged",
 }
+AVERAGED = "with BatchNorm statistics as averaged"
 SPACE = "\N{NO-BREAK SPACE}"
 
 
@@ -39,6 +41,14 @@ def words_of(found: Findings) -> dict[str, str]:
     if config.get("bn") == "recompute":
         return WORDS | {key: f"{WORDS[key]}, BatchNorm recomputed" for key in ("served", "adapted")}
     return WORDS
+
+
+def raw_words(method: str, config: Mapping[str, Any]) -> str:
+    """How a run's raw scores, the figures in brackets, differ from the others; "" where they can only repeat them."""
+    known = METHODS.get(method)
+    if known is not None and known.model != SPLIT_MODEL:
+        return "without the client's class prior" if config.get("logit-prior") else ""
+    return AVERAGED
 
 
 def percent(share: float | None) -> str:

@@ -68,7 +68,7 @@ class RunConfig:
     score_every : rounds between two *served* scores; refresh rounds and the end are always scored.
     score_batch : images scored at a time; it changes memory and speed, not scores.
     device : ``auto`` takes a GPU if there is one; or ``cpu``, ``cuda``, ``cuda:1`` as torch names them.
-    precision : ``float32``, or ``bf16`` for autocast with float32 weights.
+    precision : ``float32``, or ``bf16`` for autocast with float32 weights; a frozen backbone's own weights are bfloat16 then.
     tf32 : where a GPU may round ``float32`` factors to TF32 (10 bits of mantissa), which is quicker: in ``convolutions``, torch's own
         default; ``off`` computes as a CPU does; ``all`` adds matrix products.
     gpu_kernels : ``heuristic`` leaves the choice to cuDNN, so the last bits can differ between two runs; ``deterministic`` takes kernels
@@ -85,8 +85,9 @@ class RunConfig:
         prompts takes the timm name of a Vision Transformer, such as ``vit_base_patch16_224``.
     weights_dir : folder with the weights of a frozen backbone; "" for timm's hub (see ``models.backbones``). A site may have another:
         the environment variable ``FEDHEARTH_WEIGHTS`` stands in where this is empty.
-    text_tower : of methods on CLIP-like towers, whose ``model`` names the image tower: ``minilm-bridge`` (CLIP-style, beside CLIP ViT-B/16)
-        or ``open_clip:NAME@TAG``; "" is the text side of ``model``, if that is one of open_clip's (see ``models.towers``).
+    text_tower : of methods on CLIP-like towers, whose ``model`` names the image tower: ``minilm-bridge`` (CLIP-style, beside CLIP
+        ViT-B/16), ``text-tiny-random`` (beside ``clip-tiny-random``) or ``open_clip:NAME@TAG``; "" is the text side of ``model``, if that
+        is one of open_clip's (see ``models.towers``).
     tower_size : pixels a side that the image tower sees; 0: the images' longer side in whole patches. open_clip's keep their own.
     patch_source : patch features ``value`` (last block's value path, MaskCLIP-like) or ``projected`` (last tokens).
     prompt_words : every text prompt starts from these words' embeddings; "" starts from random numbers.
@@ -255,7 +256,7 @@ def parse(cls: type[C], flat: Mapping[str, object], prefix: str = "") -> C:
     Raises
     ------
     ConfigError
-        If a value has the wrong type (a whole number serves where a float is meant) or is out of range.
+        If a value has the wrong type (a whole number serves where a float or text is meant) or is out of range.
     """
     hints = get_type_hints(cls)
     given = {name: _typed(key, flat[key], hints[name]) for key, name in keys_of(cls, prefix).items() if key in flat}
@@ -275,6 +276,8 @@ def _typed(key: str, value: object, wanted: type) -> Scalar:
         raise ConfigError(f"{key} must be {_WORDS[wanted]} between -2**63 and 2**63 - 1, got one beyond")
     if wanted is float and type(value) is int:
         return float(value)
+    if wanted is str and type(value) is int:
+        return str(value)  # a list of one number, a folder of digits: bare on a command line, they are no text
     if type(value) is not wanted:
         raise ConfigError(f"{key} must be {_WORDS[wanted]}, got {value!r} ({_WORDS.get(type(value), type(value).__name__)})")
     if isinstance(value, str) and ("\0" in value or not value.isprintable() and _has_lone_surrogate(value)):

@@ -176,6 +176,8 @@ KINDS = (
     Damage("other-names", npz(class_names=np.array(["kq-melanoma", "kq-wart", "kq-naevus"])), 1,
            ("STOP  agreement", "label 1 is 'kq-wart' here and 'kq-naevus' there"), "clients differ in their class names: ward-a says",
            words=("--classes", ",".join(CLASSES))),
+    Damage("empty-name", npz(class_names=np.array(["kq-naevus", " ", "kq-wart"])), 1,
+           ("STOP  class-names", "a class has an empty name", "label 1"), "a class has an empty name: give every class a name"),
     Damage("twin-names", npz(class_names=np.array(["kq-naevus", "kq-wart", "Kq-Naevus "])), 1,
            ("STOP  class-names", "'kq-naevus' = 'Kq-Naevus '"), "two class names differ in upper and lower case"),
     Damage("label-beyond", npz(y_train=changed_at(LABELS, 5, VALUE)), 1, ("STOP  rows", f"y_train[5] = {VALUE}"), "label out of range"),

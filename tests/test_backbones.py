@@ -149,6 +149,11 @@ def test_absent_weights_are_named_without_a_path(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"must hold {CLIP}.safetensors or {CLIP}.pth or clip_vitb16_image_int8.safetensors") as error:
             load_backbone(CLIP, str(place))
         assert str(tmp_path) not in str(error.value)
+    with pytest.raises(ValueError, match=f"for the backbone {CLIP}, and is no folder; put"):
+        load_backbone(CLIP, str(tmp_path / "nowhere"))
+    (tmp_path / PACKED[CLIP]).touch()
+    with pytest.raises(ValueError, match=f"for the backbone {NAME}, and holds none .what it holds is for model = {CLIP}.; put"):
+        load_backbone(NAME, str(tmp_path))
 
 
 def test_a_hub_out_of_reach_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ def test_one_line_a_round_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> 
     # bottom 20 % of 0, 0.1, ... 0.9 are the two lowest
     assert capsys.readouterr().out == ("round 2/5  1.2 s  before it: served mean 45.0 %, bottom-20 % 5.0 %  "
                                        "2 replies dropped (non-finite)\n")
-    assert figures({}) == "" and dropped({}) == ""
+    assert figures({}) == "" and dropped({}) == "" and dropped({"dropped": {"late": 1}}) == "1 reply dropped (late)"
 
 
 def test_the_closing_table() -> None:
@@ -200,6 +200,19 @@ def test_the_closing_table() -> None:
                           "clusters": {"k": 4, "silhouette": 0.5, "adjusted_rand": 1.0}}, Path("out"))
     assert "50.0 (40.0)" in text and "25.0 (25.0)" in text and "adapted" not in text
     assert "clusters: 4, silhouette 0.50, agreement with the true groups 1.00" in text and "2 late" in text
+
+
+@pytest.mark.parametrize(("method", "prior", "cells", "words"), [
+    ("pfedpg", True, "50.0 (40.0)", "in brackets: without the client's class prior\n"),
+    ("pfedpg", False, "          50.0          50.0", "cannot serve a client that it has not trained with\nreport: "),
+    ("fedper", False, "50.0 (40.0)", "in brackets: with BatchNorm statistics as averaged\n"),
+])
+def test_the_closing_table_says_what_is_in_brackets(method: str, prior: bool, cells: str, words: str) -> None:
+    served, raw = dict.fromkeys(("mean", "worst", "bottom20"), 0.5), dict.fromkeys(("mean", "worst", "bottom20"), 0.4)
+    text = outcome_table({"method": method, "run_config": {"logit-prior": prior}, "served": served, "served_raw": raw, "dropped": {},
+                          "held_out": {"tails": None, "cannot_serve": True}}, Path("out"))
+    assert cells in text and words in text and text.count("in brackets") == (prior or method == "fedper")
+    assert "held-out clients, served                 –  this method cannot serve" in text
 
 
 def test_methods_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:

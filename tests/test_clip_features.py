@@ -101,6 +101,19 @@ def test_a_disk_that_refuses_costs_the_reuse_and_no_bit(tmp_path: Path, encoded:
     assert sum(encoded) > 12 and issubclass(StoreFull, StoreError)
 
 
+def test_other_images_under_the_same_ids_are_encoded_anew(tmp_path: Path, encoded: list[int]) -> None:
+    mended, rows = Split(images_of(12, seed=5), SPLIT.labels, SPLIT.ids), np.array([0, 11])
+    with LocalStore(tmp_path, "run", "site") as store:
+        before = joined(features_of(store), SPLIT)
+        features = features_of(store)
+        after = joined(features, mended)
+        np.testing.assert_array_equal(features.patch_rows(mended)(rows), after[1][rows])
+    with LocalStore(tmp_path, "run", "clean") as store:
+        for one, other in zip(after, joined(features_of(store), mended), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert np.abs(after[0] - before[0]).max() > 0.01 and encoded == [5, 5, 2] * 3
+
+
 def test_versions_tell_towers_and_kinds_of_patches_apart(tmp_path: Path) -> None:
     other = type(tower())(tower().vit)
     assert tower_version(Source(other), LOOP) == tower_version(Source(tower()), LOOP)
@@ -147,6 +160,20 @@ def test_features_made_beforehand_are_taken_by_the_image_itself(tmp_path: Path, 
         strange = Split(np.concatenate([SPLIT.images[:-1], images_of(1, seed=77)]), SPLIT.labels, SPLIT.ids + 1000)
         joined(ready, strange)
         assert encoded == [*passes, 5, 5, 2]
+
+
+def test_a_folder_that_does_not_serve_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source, made = Source(tower(), "value"), tmp_path / "made"
+    write(made, tower_version(source, LOOP), SPLIT.images[:3], lambda images: encode(source, images, LOOP))
+    clip_features._warn.cache_clear()
+    with LocalStore(tmp_path, "run", "site") as store:
+        for folder in (str(tmp_path / "misspelt"), str(made), ""):
+            for _ in range(2):
+                joined(features_of(store, folder=folder), SPLIT)
+    assert caplog.messages == [
+        "features-dir holds no features of this image tower, at this size and precision; the image tower makes them here",
+        "features-dir holds no features of all images; the image tower makes them here",
+    ]
 
 
 def test_a_folder_of_another_tower_or_a_damaged_one_is_passed_over(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_score_that_fails_has_taken_its_time(time: list[float]) -> None:
         assert mine.metrics() == {"train-seconds": 0.0, "score-seconds": 3.0} and not mine.scoring
 
 
-@pytest.mark.parametrize("method", ["fedper", "pep-fedpt", "fed-ia", "fedavg"])
+@pytest.mark.parametrize("method", ["fedper", "pep-fedpt", "sgpt", "head-only", "fed-ia", "promptfl"])
 def test_every_kind_of_model_tells_both_and_the_round_holds_them(method: str, tmp_path: Path) -> None:
     record = run(tmp_path, method, rounds=1).records[0]
     for key in ("train_seconds", "score_seconds"):

@@ -89,6 +89,29 @@ def test_served_and_adapted_are_two_tables(tmp_path: Path) -> None:
     assert "60.0" in adapted and "fedavg" not in adapted
 
 
+def test_where_features_lie_and_how_memory_was_saved_are_no_rows_of_their_own(tmp_path: Path) -> None:
+    runs = [finished(tmp_path / str(seed), "fed-ia", [0.2, 0.4], seed=seed, split=f"split{seed}",
+                     **{"features-dir": f"made{seed}", "checkpointing": bool(seed), "resident-share": seed / 2}) for seed in (0, 1)]
+    row, = compare(runs).tables["served"]
+    assert (row.label, row.seeds) == ("fed-ia", (0, 1))
+
+
+PRIOR, NORM = "without the client's class prior", "with BatchNorm statistics as averaged"
+
+
+@pytest.mark.parametrize(("runs", "bracketed", "caption"), [
+    ((("pep-fedpt", True), ("fedvpt", True)), [True, True], f" (in brackets: {PRIOR})"),
+    ((("pep-fedpt", True), ("fedvpt", False)), [True, False], f" (in brackets: {PRIOR})"),
+    ((("fed-ia", False), ("zero-shot", False)), [False, False], ""),
+    ((("fedper", False), ("zero-shot", True)), [True, True], f", BatchNorm recomputed (in brackets: {NORM} or {PRIOR})"),
+])
+def test_brackets_hold_what_a_method_has(runs: tuple[tuple[str, bool], ...], bracketed: list[bool], caption: str, tmp_path: Path) -> None:
+    folders = [finished(tmp_path / method, method, [0.2, 0.4], **{"logit-prior": prior}) for method, prior in runs]
+    found = compare(folders)
+    assert found.captions["served"].startswith(f"Served accuracy in % (before local training) over 2 clients{caption}; 1 seed; ")
+    assert [row.figures["mean"].raw is not None for row in found.tables["served"]] == bracketed
+
+
 def test_several_seeds_are_averaged(tmp_path: Path) -> None:
     runs = [
         finished(tmp_path / f"{m}{s}", m, [low, 0.5], seed=s, split=f"split{s}")

@@ -55,7 +55,13 @@ def test_settings_survive_being_written_down(method: str) -> None:
     assert parse_run_config(items_of_all(settings)) == settings
 
 
+def test_a_bare_number_serves_as_text() -> None:
+    settings = parse_run_config({"method": "pep-fedpt", "pep-fedpt.class-layers": 5, "weights-dir": 2026})
+    assert settings.own.layers == (5,) and settings.run.weights_dir == "2026"
+
+
 @pytest.mark.parametrize(("given", "expected"), [
+    ({"weights-dir": True}, "weights-dir must be text, got True (true or false)"),
     ({"clinets": 3}, "unknown key 'clinets'; did you mean 'clients'?"),
     ({"hdc-fl.temprature": 1.0}, "did you mean 'hdc-fl.temperature'?"),
     ({"method": "fedpers"}, "did you mean 'fedper'?"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -282,6 +283,23 @@ def test_a_file_that_says_something_else_is_not_put_in_place(plain: Kept, tmp_pa
     assert exporting(plain, "safetensors", out) == 1
     assert "cannot be written as safetensors (RuntimeError: no such operator)" in capsys.readouterr().err
     assert out.read_bytes() == b"before" and [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize(("theirs", "apart"), [
+    ([3.0, -np.inf, -1e30], 0.0), ([3.5, -np.inf, -1e30], 0.5), ([3.0, -1e9, -1e30], np.inf), ([3.0, -np.inf, np.nan], np.nan)])
+def test_classes_that_are_never_the_answer_are_no_measure_of_the_others(theirs: list[float], apart: float) -> None:
+    def always(row: list[float]) -> Any:
+        return lambda images: np.tile(np.float32(row), (len(images), 1))
+
+    model: Any = SimpleNamespace(input_shape=(1, 2, 2), facts=SimpleNamespace(dtype="uint8"), logits=always([3.0, -np.inf, -1e30]))
+    np.testing.assert_equal(export_module._compared(model, always(theirs)), (apart, 3.0))
+
+
+def test_a_model_in_bfloat16_is_no_onnx(tmp_path: Path) -> None:
+    model: Any = SimpleNamespace(data_module=nn.Linear(2, 2).bfloat16())
+    with pytest.raises(export_module.ExportError, match="in bfloat16 .precision = bf16 of its run.*; take safetensors or torch-export"):
+        export(model, "onnx", tmp_path / "m")
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize(("kind", "out"), [("onnx", "nowhere/m"), ("onnx", "."), ("tflite", "m")])

@@ -314,9 +314,10 @@ def test_what_cannot_be_run_is_refused(given: dict[str, Any], expected: str) -> 
 
 
 @pytest.mark.parametrize(("given", "expected"), [
-    ({"text_tower": ""}, "text-tower must name the text tower that goes with the run's model"),
-    ({"text_tower": "minilm"}, "one of minilm-bridge, text-tiny-random or open_clip:NAME; got 'minilm'"),
-    ({"prompt_words": "a photo"}, "must be 4 tokens of this text tower, got 2"),
+    ({"text_tower": ""}, "or text-tiny-random for clip-tiny-random; it is empty beside model = clip-tiny-random. It may be left out where"),
+    ({"text_tower": "", "model": "cnn"}, "text-tower must name the text tower that goes with the run's model: open_clip:NAME"),
+    ({"text_tower": "minilm"}, "or text-tiny-random for clip-tiny-random; got 'minilm'. It may be left out where model is open_clip:NAME"),
+    ({"prompt_words": "a photo"}, "prompt-words must be prompt-tokens = 4 tokens of this text tower, got 2. Set prompt-tokens = 2, or"),
     ({"model": "vit-tiny-random"}, "must be a CLIP Vision Transformer"),
 ])
 def test_towers_that_do_not_fit_show_before_round_1(given: dict[str, Any], expected: str) -> None:
@@ -335,6 +336,7 @@ def test_the_report_states_gate_and_patches_by_client() -> None:
     rows = [re.sub("<[^>]+>", "|", row) for row in re.findall("<tr>.*?</tr>", text, re.S)]
     assert [re.findall(r"[^|\s]+", row) for row in rows[1:]] == [
         ["mean", "0.600", "0.150", "25.0", "%"], ["a", "0.500", "0.100", "25.0", "%"], ["b", "0.700", "0.200", "–"]]
+    assert "<code>fed-ia.pictures</code> draws some beside its personal model" in text
     assert fusion_section(Findings({}, [], [], None)) == ""
 
 

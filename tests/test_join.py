@@ -17,7 +17,7 @@ from client_app.data.client_data import ClientData, Split
 from deploy.cli import main
 from deploy.launch import locked
 from strategies.held_out import held_out_names
-from strategies.registry import METHODS
+from strategies.registry import METHODS, SPLIT_MODEL
 from tests.running import TRAIN, Ran, client_of, contents, digits_of, forget, run
 from tests.test_held_out import SEED, held
 
@@ -112,6 +112,8 @@ def test_joining_afterwards_is_being_held_out(method: str, tmp_path: Path, capsy
     told = capsys.readouterr().out
     assert f"{NAME} joined ({method}, 2 rounds): served accuracy {100 * line['served']:.1f} %" in told
     assert "personal.safetensors" in told and str(after.folder / "joined.json") in told
+    # without a client's prior, a prompted model's raw score is the score
+    assert ("with BatchNorm statistics as averaged)" in told) == (METHODS[method].model == SPLIT_MODEL)
 
 
 def test_several_join_and_none_sees_another(folder: Path) -> None:

@@ -114,7 +114,7 @@ def test_divergence_is_said_without_a_value() -> None:
     images, labels = some_data(8)
     with pytest.raises(TrainingDiverged) as caught:
         fit(model_of(), images, labels, dataclasses.replace(SETTINGS, lr=1e30), seed=0)
-    assert str(caught.value) == "training loss became non-finite in epoch 1; lower lr"
+    assert str(caught.value) == "training loss became non-finite in epoch 1; lower lr or the method's learning rates"
 
 
 def test_weights_lost_in_the_very_last_step_are_reported() -> None:

@@ -43,6 +43,7 @@ def test_rounds_without_prototypes_are_passed_over() -> None:
     records = [record(1), record(2, diagnostics={"prototype_drift": DRIFT}), record(3, diagnostics={"prototype_drift": {"layer5": 0.1}})]
     assert drifts_of(records) == [(2, DRIFT), (3, {"layer5": 0.1})]
     assert "in the last: layer5 0.100" in drift_curves(records).alt
+    assert "prototypes known before it, relative to them; 0 while there are none." in drift_curves(records).html()
 
 
 @pytest.mark.parametrize(("method", "prior", "there", "absent"), [

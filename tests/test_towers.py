@@ -219,7 +219,7 @@ def test_features_are_cut_by_rows() -> None:
     (lambda: load_text_tower("open_clip:ViT-B-16"), "open_clip:ViT-B-16@openai"),
     (lambda: load_image_tower("vit-tiny-random"), "projection as its head"),
     (lambda: load_image_tower("clip-tiny-random", image_size=32)(torch.zeros(1, 3, 32, 32), "token"), "projected, value"),
-    (lambda: tower_of(tiny_bert()).tokens(["abcdefgh"], 2), "must fit in 9 tokens, got 13"),
+    (lambda: tower_of(tiny_bert()).tokens(["abcdefgh"], 2), "must fit in 9 tokens, got 13, 2 of them of the prompt"),
 ])
 def test_what_cannot_be_is_refused(call: object, says: str) -> None:
     with pytest.raises(ModelError, match=says):

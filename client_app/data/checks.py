@@ -63,7 +63,9 @@ def check(share: Share) -> list[Finding]:
 
 
 def class_names(share: Share) -> Finding:
-    """No two classes of nearly one name: a typing error would make two classes of one, and halve both."""
+    """Every class has a name, and no two nearly the same: a typing error would make two classes of one, and halve both."""
+    if empty := [label for label, name in enumerate(share.classes) if not name.strip()]:
+        return Finding("STOP", "class-names", "a class has an empty name", "give every class a name", f"label {empty[0]}")
     if alike := twins(share.classes):
         return Finding("STOP", "class-names", "two class names differ in upper and lower case or in blanks only, or not at all",
                        "give one class one name", "; ".join(" = ".join(map(repr, group)) for group in alike))

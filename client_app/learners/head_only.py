@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from client_app.clock import scoring
 from client_app.data.client_data import ClientData
 from client_app.frozen_features import FrozenFeatures
 from client_app.learner import Reply
@@ -44,5 +45,6 @@ class HeadOnlyLearner:
     def evaluate(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
         return self.trainer.close(inbound, data, store, rnd)
 
+    @scoring
     def _scores(self, features: FrozenFeatures, data: ClientData, label: str) -> dict[str, float]:
         return self.trainer.accuracies(features.logits(data.test), data, label)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from client_app.clock import scoring
 from client_app.data.client_data import ClientData
 from client_app.frozen_features import FrozenFeatures
 from client_app.grouped_fit import Stage, fit_stage, grouped_logits
@@ -56,6 +57,7 @@ class SgptLearner:
             return [first, second]
         return [first if rnd.number % 2 else Stage(second.name, second.rates, 1)]
 
+    @scoring
     def _scores(self, frozen: FrozenFeatures, data: ClientData, label: str) -> dict[str, float]:
         logits = grouped_logits(self.trainer.model, data.test, frozen.of(data.test), self.trainer.settings)
         return self.trainer.accuracies(logits, data, label)

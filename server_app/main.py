@@ -100,14 +100,26 @@ def _serve(grid: Grid, settings: Settings, engine: str, watch: Watch, on_reply: 
 
         return exchange
 
+    def after_evaluate(outcome: Any) -> None:
+        after(recorder.after_evaluate)(outcome)
+        if outcome.number == run.rounds:
+            _check_closed(outcome)
+
     watch.begins(done + 1, roster.online())
-    run_rounds(grid, strategy, ArrayRecord(), plan, after_round, after(recorder.after_evaluate), on_reply, after(recorder.after_join))
+    run_rounds(grid, strategy, ArrayRecord(), plan, after_round, after_evaluate, on_reply, after(recorder.after_join))
     if run.donor_swap:
         closing_swap(grid, strategy, plan, folder, lambda: roster.refresh(grid, min(run.deadline, HELLO_DEADLINE)))
     summary = recorder.finish(strategy)
     watch.finished(summary)
     log.info("results in %s", folder)
     return summary
+
+
+def _check_closed(outcome: Any) -> None:
+    """A closing evaluation that nobody answers leaves no result, whatever was trained."""
+    if not outcome.replied:
+        raise RunFailed(f"none of the {outcome.asked} clients that were asked for the closing evaluation gave a good reply. The "
+                        "reasons are in the log above; what was trained is kept, and resuming the run asks them again")
 
 
 def _check_trained(strategy: RuleStrategy, rounds: int) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server_app.prototype_figures import drift_curves, drifts_of, mixture_picture
+from server_app.prototype_figures import accuracies_of, accuracy_curves, drift_curves, drifts_of, mixture_picture, prototype_figures
 from server_app.report import RunReport
+from server_app.summary import Findings
 from tests.test_report import CONFIG, final, record
 
 DRIFT = {"layer5": 0.5, "layer6": 0.25}
@@ -54,3 +55,13 @@ def test_rounds_without_prototypes_are_passed_over() -> None:
 def test_scores_are_called_what_they_are(method: str, prior: bool, there: tuple[str, ...], absent: tuple[str, ...], tmp_path: Path) -> None:
     told = page_of(tmp_path, method, {}, **{"logit-prior": prior})
     assert all(words in told for words in there) and not any(words in told for words in absent)
+
+
+def test_mixture_accuracy_is_a_mean_over_clients_by_layer() -> None:
+    told = {"mixture_accuracy": {"a": 0.5}, "mixture_accuracy_layer5": {"a": 0.5, "b": 1.0},
+            "mixture_accuracy_layer6": {"a": 0.25, "b": 0.25}}
+    records = [record(1), {**record(2), **told}]
+    assert accuracies_of(records) == [(2, {"layer5": 0.75, "layer6": 0.25})]
+    assert "in the last: layer5 0.750, layer6 0.250" in accuracy_curves(records).alt
+    assert "Accuracy of the mixtures" in prototype_figures(Findings({}, records, [], None))
+    assert prototype_figures(Findings({}, records[:1], [], None)) == ""

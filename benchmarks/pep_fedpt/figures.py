@@ -18,7 +18,7 @@ TARGET_SHARE = 0.9
 # of a round: the share of samples whose class has the most of their mixture, and the same with "_layer5" and so on
 MEAN_SHARE = "mixture_accuracy"
 ACCURACY = ("method", "seeds", "mean", "bottom 20 %", "mean, prior", "bottom 20 %, prior", "held-out gap", "held-out gap, prior",
-            "numbers up a reply", "wall s")
+            "numbers up a reply")  # no times: runs share their cores with others
 
 Result = Mapping[str, Any]
 # row -> seed -> result
@@ -200,9 +200,8 @@ def accuracy_line(row: str, runs: Mapping[int, Result]) -> str:
         else:
             known = [r for r in each if (r.get("held_out") or {}).get(tails)]
             cells.append(interval([r[key]["mean"] - r["held_out"][tails]["mean"] for r in known]))
-    wall = mean(r["wall_seconds"] for r in each)
     seeds = ", ".join(map(str, sorted(runs)))
-    return f"| {' | '.join([row, seeds, *cells, f'{mean(map(numbers_up, each)):,.0f}', f'{wall:.0f}'])} |"
+    return f"| {' | '.join([row, seeds, *cells, f'{mean(map(numbers_up, each)):,.0f}'])} |"
 
 
 def cost_line(row: str, runs: Mapping[int, Result], goals: Mapping[str, float], ours: Mapping[int, Result]) -> str:

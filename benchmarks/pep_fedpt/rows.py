@@ -24,6 +24,7 @@ TASKS: dict[str, Settings] = {
     "tiny100": {"partition": "label-subset", "classes-per-client": 10, "test-split": "official"},
     "pacs": {"partition": "domain", "test-fraction": 0.84},
     "cifar10 at 25 %": {"partition": "label-subset", "classes-per-client": 2, "test-split": "official", "fraction": 0.25, "rounds": 32},
+    "cifar10 4 epochs": {"partition": "label-subset", "classes-per-client": 2, "test-split": "official", "epochs": 4},
     "cifar10 dirichlet": {"partition": "dirichlet", "alpha": 0.3, "test-split": "official"},
 }
 

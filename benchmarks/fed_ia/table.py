@@ -8,7 +8,7 @@ from typing import Any
 
 Result = Mapping[str, Any]
 HEAD = ("row", "seeds", "mean", "bottom 20 %", "worst", "mean, prior", "FedIA less this", "with the prior", "better of both",
-        "held-out", "joined", "novel", "numbers up a reply", "gate spread", "shared patches", "wall s")
+        "held-out", "joined", "novel", "numbers up a reply", "gate spread", "shared patches")  # no times: results are of several machines
 
 
 def tables(results: Iterable[Result]) -> str:
@@ -32,8 +32,8 @@ def line(name: str, runs: Mapping[int, Result], ours: Mapping[int, Result]) -> s
     cells += [interval([how(mine) - how(other) for mine, other in pairs]) for how in (raw, with_prior, best)]
     cells += [interval([100 * value for r in each if (value := r.get(key)) is not None]) for key in ("held_out_mean", "joined", "novel")]
     figures = [average([r[key] for r in each if r.get(key) is not None]) for key in ("gate_spread", "patch_overlap")]
-    sent, wall = mean(r["numbers_up"] for r in each), mean(r["wall_seconds"] for r in each)
-    return f"| {' | '.join([name, str(len(each)), *cells, f'{sent:,.0f}', *figures, f'{wall:.0f}'])} |"
+    sent = mean(r["numbers_up"] for r in each)
+    return f"| {' | '.join([name, str(len(each)), *cells, f'{sent:,.0f}', *figures])} |"
 
 
 def raw(result: Result) -> float:

@@ -6,6 +6,7 @@ them takes no torch, so that a command can look at many models quickly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
@@ -19,6 +20,7 @@ from strategies.types import Round
 
 PERSONAL = "personal"
 DTYPES = ("uint8", "float32")
+INFINITE = "inf"
 
 
 class PersonalError(RuntimeError):
@@ -75,8 +77,9 @@ class PersonalFacts:
         return parse_run_config({"method": self.method, "model": self.model, "width": self.width, **self.settings})
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return {**asdict(self), "classes": list(self.classes), "input_shape": list(self.input_shape), "settings": dict(self.settings)}
+        """As JSON can hold it, which knows no infinity: such a setting is written as a word."""
+        settings = {key: INFINITE if value == math.inf else value for key, value in self.settings.items()}
+        return {**asdict(self), "classes": list(self.classes), "input_shape": list(self.input_shape), "settings": settings}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PersonalFacts:
@@ -85,7 +88,10 @@ class PersonalFacts:
             raise PersonalError("this personal model says nothing of itself, so it was written by an older version; "
                                 "finish the run again with this one")
         try:
-            return cls(**{name: found[name] for name in (f.name for f in fields(cls)) if name in found})
+            known: dict[str, Any] = {name: found[name] for name in (f.name for f in fields(cls)) if name in found}
+            if isinstance(told := known.get("settings"), Mapping):
+                known["settings"] = {key: math.inf if value == INFINITE else value for key, value in told.items()}
+            return cls(**known)
         except (TypeError, ValueError):
             raise PersonalError("what this personal model says of itself is damaged; restore the file, or finish the run again") from None
 

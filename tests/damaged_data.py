@@ -17,6 +17,7 @@ mixed-shapes          training and test images of different sizes               
 grey-mix              grey images among coloured ones                             runs; "grey-mix" is counted
 other-channels        coloured images where the other site has grey ones          stop: the two sites are named
 other-names           other class names than the other site                       stop: the two sites are named
+empty-name            a class whose name is a blank                               stop: give every class a name
 twin-names            two class names that differ in case and a blank             stop: give one class one name
 label-beyond          a label beyond the last class                               stop: out of range
 label-negative        a label below 0                                             stop: out of range

@@ -18,6 +18,7 @@ from client_app.learner import Trainer
 from client_app.learners.hdc_fl import HdcLearner
 from client_app.local.store import LocalStore
 from client_app.loop import LoopSettings
+from client_app.personal import load_personal
 from models import build_model
 from server_app.checkpoint import Checkpoints
 from strategies import fedper, hdc_fl
@@ -108,6 +109,9 @@ def test_infinite_temperature_runs_to_the_end(tmp_path: Path) -> None:
     ran = run(tmp_path, "hdc-fl", hdc_fl__temperature=math.inf, hdc_fl__num_clusters=2)
     weights = ran.records[-1]["diagnostics"]["clusters"]["weights"]
     assert weights == {f"client-00{i}": [0.5, 0.5] for i in range(4)}
+    # the personal models say it of themselves
+    assert ran.summary["served"]["n"] == 4 and ran.summary["dropped"] == {}
+    assert load_personal(tmp_path / "clients/test/client-000").facts.settings["hdc-fl.temperature"] == math.inf
 
 
 def test_the_shelf_keeps_what_a_checkpoint_needs_and_nothing_else(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_a_prompt_starts_at_its_words_and_the_local_one_beside_it() -> None:
     drawn = PromptStart(words="", tokens=16)
     assert model_of(start=drawn).global_prompt.std().item() == pytest.approx(TOWER.prompt_std, rel=0.1)
     assert model_of(start=drawn).words.eq(0).all() and torch.equal(drawn.offset(32, 0.05, 0), model_of(start=drawn).global_prompt)
-    with pytest.raises(ModelError, match="must be 3 tokens of this text tower, got 4"):
+    with pytest.raises(ModelError, match="must be prompt-tokens = 3 tokens of this text tower, got 4"):
         model_of(start=PromptStart(tokens=3))
 
 

@@ -552,6 +552,8 @@ def test_batchnorm_rules_differ_where_they_must_and_nowhere_else(method: str, wa
 def test_the_larger_models_run(method: str, model: str, width: int, tmp_path: Path) -> None:
     if (find_method(method).model == SPLIT_MODEL) != (width > 0):
         pytest.skip("a model of the other kind")
+    if width:
+        in_turn(method, model, ("resnet18", "mobilenetv2"), of=2)
     ran = run(tmp_path, method, model=model, width=width, clients=2, rounds=1)
     assert ran.records[0]["dropped"] == {} and all(ran.served.values()) and all_finite(ran)
 

@@ -19,7 +19,7 @@ from typing import Literal
 from server_app.finished import FIGURES, ComparisonError, Run, read_run
 from server_app.reproduce import PLACES, belongs, shown
 from server_app.sections import AVERAGED, raw_words
-from strategies.tails import paired_difference
+from strategies.tails import paired_difference, t_reach
 
 Kind = Literal["served", "adapted"]
 KINDS: tuple[Kind, ...] = ("served", "adapted")
@@ -225,9 +225,7 @@ def _differences(row: _Group, first: _Group) -> dict[str, Difference]:
 
 def _over_pairs(values: Sequence[float]) -> Difference:
     """Student's t interval of the mean of the seeds' differences, two of them at least."""
-    from scipy.stats import t
-
-    reach = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    reach = t_reach(values)
     return Difference(mean(values), mean(values) - reach, mean(values) + reach, over="seeds")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
 import numpy as np
 
@@ -113,6 +114,13 @@ def paired_difference(
         bottom20_interval=_percentiles(tails, level),
         n=len(common),
     )
+
+
+def t_reach(values: Sequence[float]) -> float:
+    """Half the length of Student's 95 % t-interval of the mean of ``values``, two of them at least, in their unit."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
 
 
 def _finite(values: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -20,13 +20,15 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from rows import PROTOCOL, ROWS, Row  # noqa: E402
+
+from strategies.tails import t_reach  # noqa: E402
 
 RESULTS = HERE / "results"
 DATA = "cifar10_sub12k.npz"
@@ -103,9 +105,7 @@ def interval(values: list[float]) -> str:
     """Mean and 95 % t-interval."""
     if len(values) < 2:
         return f"{mean(values):+.2f}" if values else "-"
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    half = t_reach(values)
     return f"{mean(values):+.2f} [{mean(values) - half:+.2f}, {mean(values) + half:+.2f}]"
 
 

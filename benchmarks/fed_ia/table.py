@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
+
+from strategies.tails import t_reach
 
 Result = Mapping[str, Any]
 HEAD = ("row", "seeds", "mean", "bottom 20 %", "worst", "mean, prior", "FedIA less this", "with the prior", "better of both",
@@ -62,9 +64,7 @@ def interval(values: list[float]) -> str:
         return "-"
     if len(values) == 1:
         return f"{values[0]:.1f}"
-    from scipy.stats import t
-
-    return f"{mean(values):.1f} ± {float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5:.1f}"
+    return f"{mean(values):.1f} ± {t_reach(values):.1f}"
 
 
 def average(values: list[float]) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
+
+from strategies.tails import t_reach
 
 OURS, RIVAL, ABLATION = "pep-fedpt", "fedvpt", "ablation "
 RAW, PRIOR = "served_raw", "served"
@@ -128,9 +130,7 @@ def interval(values: Sequence[float], sign: str = "") -> str:
     centre = f"{100 * mean(values):{sign}.1f}"
     if len(values) < 2:
         return centre
-    from scipy.stats import t
-
-    return f"{centre} ± {100 * float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5:.1f}"
+    return f"{centre} ± {100 * t_reach(values):.1f}"
 
 
 def gains(tasks: Mapping[str, Rows]) -> list[Gain]:

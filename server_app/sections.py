@@ -35,18 +35,23 @@ PRIOR_WORDS = {
 
 def words_of(found: Findings) -> dict[str, str]:
     """What the columns of scores are called in this run; raw columns that can only repeat the others are left out."""
-    config, method = found.summary["run_config"], METHODS.get(str(found.summary["method"]))
-    if method is not None and method.model != SPLIT_MODEL:
+    config = found.summary["run_config"]
+    if _without_batchnorm(str(found.summary["method"])):
         return PRIOR_WORDS if config.get("logit-prior") else {"served": "served", "adapted": "adapted"}
     if config.get("bn") == "recompute":
         return WORDS | {key: f"{WORDS[key]}, BatchNorm recomputed" for key in ("served", "adapted")}
     return WORDS
 
 
+def _without_batchnorm(method: str) -> bool:
+    """Whether it is known to have frozen towers, whose scores differ by the class prior or not at all."""
+    known = METHODS.get(method)
+    return known is not None and known.model != SPLIT_MODEL
+
+
 def raw_words(method: str, config: Mapping[str, Any]) -> str:
     """How a run's raw scores, the figures in brackets, differ from the others; "" where they can only repeat them."""
-    known = METHODS.get(method)
-    if known is not None and known.model != SPLIT_MODEL:
+    if _without_batchnorm(method):
         return "without the client's class prior" if config.get("logit-prior") else ""
     return AVERAGED
 

@@ -15,7 +15,7 @@ from server_app.sections import percent, table_of
 from server_app.summary import Findings
 from strategies.scalars import LAYER_SHARE
 
-TOLD = LAYER_SHARE.removesuffix("layer").replace("-", "_")  # as records have it
+TOLD = LAYER_SHARE.replace("-", "_")  # as records have it
 TONES = ("calm", "tail", "worst", "ink")
 
 

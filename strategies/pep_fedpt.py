@@ -105,7 +105,7 @@ class Config:
                        layout=(("counts", ("C",), "float32"),)),)
         counted = self.prototype_weighting == "count"
         return Wire(down=_DOWN, up=up + counts if counted else up, local=AT_HOME[1:] if counted else AT_HOME,
-                    metrics=COMMON_METRICS | {"mixture-accuracy", *(f"{LAYER_SHARE}{layer}" for layer in self.layers)})
+                    metrics=COMMON_METRICS | {"mixture-accuracy", *(f"{LAYER_SHARE}layer{layer}" for layer in self.layers)})
 
     @property
     def prompts(self) -> Mapping[str, Any]:

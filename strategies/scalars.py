@@ -11,8 +11,8 @@ GATE_AGES = {"gate-weight-1": 1, "gate-weight-2": 2, "gate-weight-3-5": 5, "gate
 # Shares in 0..1, by method: of a client's training samples by route, of cached features in blends, of its training samples
 # whose class gets the most of their mixture; of gate weights, how far they differ by image; of kept patches, those that classes share.
 SHARES = frozenset({"hit", "fuse", "miss", "gate-weight", *GATE_AGES, "mixture-accuracy", "gate-spread", "patch-overlap"})
-# the share "mixture-accuracy" at one layer: this and the layer's number
-LAYER_SHARE = "mixture-accuracy-layer"
+# the share "mixture-accuracy" at one layer: this and the layer's name, such as "layer5"
+LAYER_SHARE = "mixture-accuracy-"
 COUNTS = frozenset({"num-examples", "num-test"})
 # How long a client worked in a round, which tells its samples too.
 SECONDS = frozenset({"train-seconds", "score-seconds"})

@@ -18,6 +18,7 @@ from client_app.local.store import LocalStore
 from client_app.prompt_loop import class_means
 from client_app.prompt_trainer import PromptTrainer, personal_module
 from strategies.pep_fedpt import COUNTS, Config
+from strategies.scalars import LAYER_SHARE
 from strategies.types import Layout, Round, Slots, Tensors
 
 
@@ -73,7 +74,7 @@ def mixture_accuracy(right: Mapping[str, float]) -> dict[str, float]:
     Rounded to a hundredth: a share in full would tell the number of samples.
     """
     mean = {"mixture-accuracy": fmean(right.values())} if right else {}
-    shares = mean | {f"mixture-accuracy-{layer}": share for layer, share in right.items()}
+    shares = mean | {f"{LAYER_SHARE}{layer}": share for layer, share in right.items()}
     return {name: round(share, 2) for name, share in shares.items()}
 
 

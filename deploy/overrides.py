@@ -1,7 +1,7 @@
 """``-c KEY=VALUE``: run-config items from the command line, in Flower's own notation.
 
-A value is a TOML scalar; a bare word is text, so ``-c method=fedper`` needs no inner quotes. One ``-c`` may hold
-several pairs, as in ``-c 'method="fedper" seed=1'``, which is how a report writes down the command of its run.
+A value is a TOML scalar; a bare word is text, so ``-c method=fedper`` needs no inner quotes, and ``.03`` or ``1.`` is the
+number it looks like. One ``-c`` may hold several pairs, as in ``-c 'method="fedper" seed=1'``, which is how a report writes down the command of its run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ _KEY = r"[A-Za-z][\w.-]*"
 _VALUE = r'"(?:[^"\\]|\\.)*"|\'[^\']*\'|[^\s"\']+'
 _PAIRS = re.compile(rf"\s*(?:{_KEY}=(?:{_VALUE})(?:\s+|$))+")
 _PAIR = re.compile(rf"({_KEY})=({_VALUE})")
+# numbers that TOML has no notation for
+_BARE_POINT = re.compile(r"[+-]?(?:\.\d+|\d+\.)(?:[eE][+-]?\d+)?")
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Scalar]:
@@ -43,6 +45,6 @@ def scalar(text: str) -> Scalar:
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        return text
+        return float(text) if _BARE_POINT.fullmatch(text) else text
     value = parsed["value"]
     return value if len(parsed) == 1 and isinstance(value, bool | int | float | str) else text

@@ -90,6 +90,7 @@ def test_command_line_values_are_toml_scalars_and_bare_words() -> None:
     assert given == {"method": "fedper", "rounds": 3, "lr": 0.01, "resume": False, "dataset": "npz:a b.npz",
                      "hdc-fl.temperature": float("inf"), "out": "/tmp/with space=and equals", "state-dir": ""}
     assert parse_overrides(["rounds=3", "rounds=4"]) == {"rounds": 4}
+    assert parse_overrides(["lr=.03", "alpha=1.", "rho=-.5e1", "dataset=a.b"]) == {"lr": 0.03, "alpha": 1.0, "rho": -5.0, "dataset": "a.b"}
     assert parse_overrides(["alpha=[1]", "dataset=my_data:load"]) == {"alpha": "[1]", "dataset": "my_data:load"}
     for wrong in ("rounds", "=3", ""):
         with pytest.raises(ConfigError, match="KEY=VALUE"):

@@ -22,7 +22,7 @@ import torch
 
 from client_app.data.client_data import Split
 from client_app.local.durable import StoreError
-from client_app.local.exact_features import ExactFeatures, content_version, images_checksum
+from client_app.local.exact_features import ExactFeatures, content_version
 from client_app.local.feature_cache import FeatureCache
 from client_app.local.store import LocalStore
 from client_app.loop import TrainingDiverged, array_on_device, threads
@@ -51,7 +51,6 @@ class ClipFeatures:
     def __init__(self, source: Source, settings: LoopSettings, store: LocalStore, with_patches: bool) -> None:
         self.source, self.settings, self.with_patches = source, settings, with_patches
         self._tower = f"{tower_version(source, settings)} {settings.torch_device.type}"
-        self._versions: dict[Split, int] = {}
         tower, folder = source.tower, store.location / "features"
         self._caches = {"cls": _cache(folder, "cls", (tower.dim,))}
         if with_patches:
@@ -100,9 +99,7 @@ class ClipFeatures:
         return self._exact[kind].of(split.ids[part], self._version(split), lambda positions: self._encoded(split, part[positions])[kind])
 
     def _version(self, split: Split) -> int:
-        if split not in self._versions:
-            self._versions[split] = content_version({}, f"{self._tower} {images_checksum(split.images, split.ids)}")
-        return self._versions[split]
+        return content_version({}, f"{self._tower} {split.checksum}")
 
     def _encoded(self, split: Split, positions: np.ndarray) -> dict[str, np.ndarray]:
         """Both kinds of features; the last ones are kept, since both are asked for one after the other."""

@@ -14,7 +14,7 @@ import torch
 
 from client_app.data.client_data import Split
 from client_app.local.durable import StoreError
-from client_app.local.exact_features import ExactFeatures, content_version, images_checksum
+from client_app.local.exact_features import ExactFeatures, content_version
 from client_app.local.feature_cache import FeatureCache
 from client_app.local.store import LocalStore
 from client_app.loop import Sgd, TrainingDiverged, array_on_device, batch_sizes, check_labels, descend, is_finite
@@ -38,7 +38,7 @@ class FrozenFeatures:
         """Features (n, D) float32 of a split."""
         if not len(split):
             return np.zeros((0, self.model.head.in_features), np.float32)
-        version = content_version({}, f"{backbone_version(self.model, self.settings)} {images_checksum(split.images, split.ids)}")
+        version = content_version({}, f"{backbone_version(self.model, self.settings)} {split.checksum}")
         return self._exact.of(split.ids, version, lambda positions: features_of(self.model, split.images[positions], self.settings))
 
     def logits(self, split: Split) -> np.ndarray:

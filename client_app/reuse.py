@@ -21,7 +21,7 @@ import numpy as np
 from client_app.data.client_data import Split
 from client_app.head_phase import encode, loss_on_features, score_features
 from client_app.local.durable import StoreError
-from client_app.local.exact_features import ExactFeatures, content_version, images_checksum
+from client_app.local.exact_features import ExactFeatures, content_version
 from client_app.local.feature_cache import FeatureCache
 from client_app.local.slot_file import Damaged, read_slots, write_slots
 from client_app.loop import LoopSettings, mean_loss, recompute_batchnorm, score
@@ -102,7 +102,6 @@ class Reused:
         self._known: dict[int, dict[str, np.ndarray]] = {}
         self._made: dict[int, int] = {}
         self._recomputed: set[int] = set()
-        self._digests: dict[int, int] = {}
         if folder is not None:
             self._open(folder, dim, max_bytes)
 
@@ -157,9 +156,7 @@ class Reused:
         return True
 
     def _note(self, split: Split, settings: LoopSettings) -> str:
-        if id(split) not in self._digests:
-            self._digests[id(split)] = images_checksum(split.images, split.ids)
-        return f"{settings.torch_device} {settings.precision} {settings.channels_last} {settings.score_batch} {self._digests[id(split)]}"
+        return f"{settings.torch_device} {settings.precision} {settings.channels_last} {settings.score_batch} {split.checksum}"
 
     def _open(self, folder: Path, dim: int, max_bytes: int | None) -> None:
         try:

@@ -1,7 +1,8 @@
 """``-c KEY=VALUE``: run-config items from the command line, in Flower's own notation.
 
 A value is a TOML scalar; a bare word is text, so ``-c method=fedper`` needs no inner quotes, and ``.03`` or ``1.`` is the
-number it looks like. One ``-c`` may hold several pairs, as in ``-c 'method="fedper" seed=1'``, which is how a report writes down the command of its run.
+number it looks like. One ``-c`` may hold several pairs, as in ``-c 'method="fedper" seed=1'``, which is how a report writes
+down the command of its run.
 """
 
 from __future__ import annotations

@@ -7,7 +7,9 @@ os.environ.update({"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "FLWR_TELEMETRY_
 
 from hypothesis import settings  # noqa: E402 - after the environment
 
+from tests.thorough import THOROUGH  # noqa: E402
+
 # The same cases every time, so that a change is what fails a test; FEDHEARTH_THOROUGH=1 looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("thorough", deadline=None)
-settings.load_profile("thorough" if os.environ.get("FEDHEARTH_THOROUGH") else "same")
+settings.load_profile("thorough" if THOROUGH else "same")

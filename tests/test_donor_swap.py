@@ -34,6 +34,7 @@ from strategies.wire import pack
 from tests.deployed import deployed
 from tests.multihost import SERVER
 from tests.running import SMALL, Spy, about, few_digits, layouts, run, tensor_bytes
+from tests.thorough import THOROUGH
 
 NAN = np.nan
 
@@ -350,7 +351,7 @@ def test_their_runs_have_an_adjusted_rand_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("FEDHEARTH_THOROUGH"), reason="over half a minute; tests/test_same_everywhere.py covers the engines")
+@pytest.mark.skipif(not THOROUGH, reason="over half a minute; tests/test_same_everywhere.py covers the engines")
 def test_ray_and_two_processes_give_the_same_numbers(tmp_path: Path) -> None:
     words = ["-c", "method=hdc-fl", "-c", "clients=3", "-c", "rounds=2", "-c", "epochs=1", "-c", "width=4", "-c", "device=cpu"]
     assert main(["run", *words, "--workers", "1", "--quiet", "--out", str(tmp_path / "later")]) == 0
@@ -361,7 +362,7 @@ def test_ray_and_two_processes_give_the_same_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("FEDHEARTH_THOROUGH"), reason="over a minute; FEDHEARTH_THOROUGH=1 runs it")
+@pytest.mark.skipif(not THOROUGH, reason="over a minute; FEDHEARTH_THOROUGH=1 runs it")
 @pytest.mark.skipif(os.name == "nt", reason="Flower's SuperNode needs POSIX signals")
 def test_sites_score_each_others_encoders_over_the_network(tmp_path: Path) -> None:
     words = ["-c", "method=hdc-fl", "-c", "clients=2", "-c", "rounds=2", "-c", "partition=iid", "-c", "width=4", "-c", "epochs=1",

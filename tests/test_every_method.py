@@ -8,7 +8,6 @@ others; a run that was stopped goes on as if it had not been.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,10 +41,11 @@ from tests.running import (
     small,
     tensor_bytes,
 )
+from tests.thorough import THOROUGH
 
 EVERY = tuple(METHODS)
 # these meet every fault and every moment of a stop; the other methods share them out unless FEDHEARTH_THOROUGH=1, to keep the tests short
-ALWAYS = ("fedavg", "fedper", "hdc-fl", "fed-cache", "pep-fedpt", "fed-ia", *(EVERY if os.environ.get("FEDHEARTH_THOROUGH") else ()))
+ALWAYS = ("fedavg", "fedper", "hdc-fl", "fed-cache", "pep-fedpt", "fed-ia", *(EVERY if THOROUGH else ()))
 
 
 def in_turn(method: str, case: str, cases: Sequence[str], of: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +30,7 @@ from models import build_model
 from strategies.registry import METHODS
 from tests.personal_cases import Kept, kept_run, rewrite
 from tests.running import client_of, digits_of
+from tests.thorough import THOROUGH
 
 # every method with the smallest model it can have, and the two larger ones of split models
 CASES = [(method,) for method in METHODS] + [("hdc-fl", "resnet18", 4), ("fedper", "mobilenetv2", 8)]
@@ -39,7 +39,6 @@ CPU = LoopSettings(device="cpu")
 # go through torch.export, so most are tried in one.
 SLOW = {"onnx": {"hdc-fl", "hdc-fl-resnet18-4", "fedper-mobilenetv2-8", "knn-per", "fedproto", "pep-fedpt", "fed-ia"},
         "torch-export": {"hdc-fl", "fedproto", "pep-fedpt", "sgpt"}}
-THOROUGH = bool(os.environ.get("FEDHEARTH_THOROUGH"))
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))

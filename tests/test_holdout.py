@@ -11,7 +11,7 @@ from client_app.data.holdout import largest_remainder, official_test, split_trai
 from client_app.data.partition import PartitionError, iid
 from tests.data_cases import label_vectors, labels_and_clients, rng, seeds
 
-few = settings(max_examples=30, deadline=None, derandomize=True)
+few = settings(max_examples=30)
 
 
 @pytest.mark.parametrize(("quota", "total", "limit", "expected"), [

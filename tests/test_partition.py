@@ -15,7 +15,7 @@ from client_app.data.rotation import angle_of, turned
 from client_app.data.skewed import dirichlet, quantity
 from tests.data_cases import labels_and_clients, rng, seeds
 
-few = settings(max_examples=30, deadline=None, derandomize=True)
+few = settings(max_examples=30)
 PARTITIONS: dict[str, Partition] = {
     "iid": iid,
     "label-subset": partial(label_subset, classes_per_client=2),

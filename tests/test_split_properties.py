@@ -26,7 +26,7 @@ from strategies.config import RunConfig
 from strategies.partition_names import NAMES, parse_partition
 from tests.data_cases import rng, seeds
 
-few = settings(max_examples=12, deadline=None, derandomize=True)
+few = settings(max_examples=12)
 numbers = count()
 
 

@@ -111,11 +111,3 @@ def content_version(tensors: Mapping[str, np.ndarray], note: str = "") -> int:
         digest.update(f"\0{name} {array.dtype.str} {array.shape}\0".encode())
         digest.update(np.ascontiguousarray(array).data)
     return int.from_bytes(digest.digest(), "little") >> 1
-
-
-def images_checksum(images: np.ndarray, ids: np.ndarray) -> int:
-    """A number for images (n, channels, H, W) under their ids (n,), to be part of a version.
-
-    A site that mends its data in the middle of a run, or joins anew, gives other images the same ids.
-    """
-    return zlib.crc32(np.ascontiguousarray(images).data, zlib.crc32(ids.data))

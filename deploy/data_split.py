@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies.data_warnings import printable
+from strategies.data_warnings import display_width, printable
 
 MOST_COLUMNS = 20  # classes beyond which a terminal has no room for a column each
 
@@ -53,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
 
 def table(split: Mapping[str, Any]) -> str:
     """A line a client: its group, samples to train on and to test on, classes, and samples of each class (train/test)."""
+    from server_app.summary import whose
+
     names = split["classes"]
     named = len(names) <= MOST_COLUMNS
     head = ["client", "group", "train", "test", "classes", *(map(str, names) if named else ())]
@@ -61,7 +63,7 @@ def table(split: Mapping[str, Any]) -> str:
         test = split["test"][client]
         cells = [f"{a}/{b}" if a or b else "-" for a, b in zip(train, test, strict=True)] if named else []
         held = " (held out)" if client in split["held_out"] else ""
-        lines.append([client + held, _group(split, client), str(sum(train)), str(sum(test)), str(sum(n > 0 for n in train)), *cells])
+        lines.append([client + held, whose(split, client) or "-", str(sum(train)), str(sum(test)), str(sum(n > 0 for n in train)), *cells])
     sizes = [sum(train) for train in split["train"].values()]
     return (_aligned(lines)
             + f"{len(sizes)} clients, {len(names)} classes; training samples a client: {min(sizes)} to {max(sizes)}"
@@ -70,13 +72,10 @@ def table(split: Mapping[str, Any]) -> str:
             + f"split hash: {split['hash']}\n")
 
 
-def _group(split: Mapping[str, Any], client: str) -> str:
-    return " ".join(word for word in (split.get("natural", {}).get(client, ""), split["groups"].get(client, "")) if word) or "-"
-
-
 def _aligned(given: Sequence[Sequence[str]]) -> str:
     lines = [[printable(cell) for cell in line] for line in given]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ("  ".join(cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in
-                      enumerate(zip(line, widths, strict=True))).rstrip() for line in lines)
+    widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
+    blanks = ([" " * (width - display_width(cell)) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    rows = ("  ".join(cell + blank if place < 2 else blank + cell for place, (cell, blank) in
+                      enumerate(zip(line, missing, strict=True))).rstrip() for line, missing in zip(lines, blanks, strict=True))
     return "\n".join(rows) + "\n"

@@ -194,7 +194,7 @@ def check_data(settings: Settings) -> None:
     run = settings.run
     where = divided(run.dataset)[1]
     if where and not is_there(Path(where)):
-        raise ConfigError(f"dataset: {where} does not exist")
+        raise ConfigError(f"dataset: {where} does not exist (FH-026)")
     try:
         _ = LoopSettings.from_config(run).torch_device
         data = open_data(run, open_node({"partition-id": 0, "num-partitions": run.clients}, run))

@@ -248,5 +248,6 @@ def _caption(rows: Sequence[Row], runs: Sequence[Run], name: str) -> str:
         + (", mean ± std over seeds" if many else ""),
     ]
     if over := sorted({gap.over for row in rows for gap in row.differences.values()}):
-        parts.append(f"differences paired with the first row, 95 % interval over {' or '.join(over)}")
+        parts.append(f"differences paired with the first row, 95 % interval over {' or '.join(over)}"
+                     + (" (two seeds make very wide ones; take three or more)" if seeds == [2] and "seeds" in over else ""))
     return "; ".join(parts) + "."

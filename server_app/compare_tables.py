@@ -1,7 +1,7 @@
 """A comparison as text, Markdown, LaTeX or CSV, to read or to paste.
 
 The first three show percent, rounded; CSV holds shares in 0..1 as they are, a line a row, for programs. LaTeX needs the
-package booktabs.
+packages booktabs and graphicx; a table that is wider than the text is set smaller.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from server_app.compare import Comparison, Difference, Figure, Row
 from server_app.finished import FIGURES
 
 FLOWED = ("mean", "bottom20")  # figures with a paired difference
+# the usual idiom for "no wider than the text"
+FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{"
 NAMES = {"mean": "mean", "worst": "worst", "bottom20": "bottom 20 %"}
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--",
            **{char: f"\\{char}" for char in "&%$#_{}"}}
@@ -44,14 +46,21 @@ def render_markdown(comparison: Comparison) -> str:
 def render_latex(comparison: Comparison) -> str:
     """Each table as a ``table`` float; notes end its caption, so that pasting cannot lose them."""
     blocks = []
-    for number, (caption, table) in enumerate(_blocks(comparison), start=1):
+    for number, (caption, whole) in enumerate(_blocks(comparison), start=1):
+        table = _narrowed(whole)
         head, *rows = [" & ".join(map(tex, cells)) + r" \\" for cells in table]
         told = " ".join([caption, *comparison.notes])
         blocks.append("\n".join([
-            r"\begin{table}", r"\centering", rf"\caption{{{tex(told)}}}", rf"\label{{tab:comparison-{number}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule",
-            r"\end{tabular}", r"\end{table}"]))
-    return "% \\usepackage{booktabs}\n" + "\n\n".join(blocks) + "\n"
+            r"\begin{table}", r"\centering", r"\small", r"\setlength{\tabcolsep}{4pt}", rf"\caption{{{tex(told)}}}",
+            rf"\label{{tab:comparison-{number}}}", FITTED + "%", rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}", r"\toprule", head,
+            r"\midrule", *rows, r"\bottomrule", r"\end{tabular}}", r"\end{table}"]))
+    return "% \\usepackage{booktabs,graphicx}\n" + "\n\n".join(blocks) + "\n"
+
+
+def _narrowed(table: list[list[str]]) -> list[list[str]]:
+    """``table`` without seeds and clients where they are the same in all rows: the caption says how many."""
+    same = [column for column, name in enumerate(table[0]) if name in ("seeds", "clients") and len({cells[column] for cells in table[1:]}) == 1]
+    return [[cell for column, cell in enumerate(cells) if column not in same] for cells in table]
 
 
 def render_csv(comparison: Comparison) -> str:

@@ -40,6 +40,8 @@ PARTS: tuple[tuple[str, str, tuple[Piece | tuple[Piece, ...], ...]], ...] = (
     ("reproduce", "How to reproduce", (sections.reproduce,)),
 )
 # the table script puts these above the table of clients
+# points that no table shows
+ALIKE = 0.05
 TOOLS = ("<template id=tools><div class=tools><label>Filter clients <input type=search></label>"
          "<button type=button>Clear choice</button></div></template>")
 
@@ -117,8 +119,11 @@ def finding(found: Findings) -> str:
     group = f" ({escape(worst.group)})" if worst.group else ""
     under = 100 * (served["mean"] - served["worst"])
     low = -(-served["n"] // 5)
+    if under < ALIKE:
+        return f"Every client ({served['n']}) is served the same: <b>{percent(served['mean'])}</b>."
+    images = f" on its {worst.n_test:,} test images" if worst.n_test is not None else ""
     return (
-        f"Worst client <b>{escape(worst.client)}</b>{group} is served <b>{percent(served['worst'])}</b>, "
+        f"Worst client <b>{escape(worst.client)}</b>{group} is served <b>{percent(served['worst'])}</b>{images}, "
         f"{under:.1f} points under the mean of {percent(served['mean'])}; the bottom 20{SPACE}% "
         f"({low} of {served['n']} clients) average <b>{percent(served['bottom20'])}</b>."
     )

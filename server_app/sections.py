@@ -142,12 +142,14 @@ def reproduce(found: Findings) -> str:
 def clients(found: Findings) -> str:
     """One row a client that trained, from the worst up; a browser with script sorts and filters them, and links them to their curves."""
     homes = aligned_last(found)
-    head = ["client", "group", *(["cluster"] if homes else []), "training images", "test images", "classes", "served", "adapted"]
+    grouped = any(r.group for r in found.participants)
+    head = ["client", *(["group"] if grouped else []), *(["cluster"] if homes else []), "training images", "test images", "classes",
+            "served", "adapted"]
     ranked = sorted(found.participants, key=lambda r: (r.served is None, r.served, r.client))
     body = [
         [
             r.client,
-            r.group,
+            *([r.group] if grouped else []),
             *([str(homes.get(r.client, "–"))] if homes else []),
             *("–" if n is None else str(n) for n in (r.n_train, r.n_test, r.classes)),
             percent(r.served),
@@ -156,7 +158,8 @@ def clients(found: Findings) -> str:
         for r in ranked
     ]
     low = bottom_count(sum(r.served is not None for r in ranked))
-    order = f"<p>From the worst served up; in that order the first {low} are the bottom 20{SPACE}%.</p>" if low else ""
+    lowest = "the first is the bottom" if low == 1 else f"the first {low} are the bottom"
+    order = f"<p>From the worst served up; in that order {lowest} 20{SPACE}%.</p>" if low else ""
     return section(f"All {len(body)} clients", order + table_of(head, body, "sortable clients") if body else "<p>None took part.</p>")
 
 

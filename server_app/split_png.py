@@ -16,6 +16,7 @@ import numpy as np
 
 from server_app.durable import replacing
 from server_app.figures import label
+from server_app.summary import whose
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,9 +103,8 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _row_name(client: str, split: Mapping[str, Any]) -> str:
-    told = [(split.get("natural") or {}).get(client, ""), (split.get("groups") or {}).get(client, ""),
-            "held out" if client in (split.get("held_out") or ()) else ""]
-    return " · ".join([client, *(str(word) for word in told if word)])
+    told = [whose(split, client), "held out" if client in (split.get("held_out") or ()) else ""]
+    return " · ".join([client, *(word for word in told if word)])
 
 
 def _title(split: Mapping[str, Any]) -> str:

@@ -181,7 +181,7 @@ def findings(
     seconds_before : seconds spent in earlier, interrupted parts of a resumed run.
     """
     groups = {c: str(g) for c, g in ((split or {}).get("groups") or {}).items() if g not in ("", None)}
-    rows = client_rows(records, final, split, groups)
+    rows = client_rows(records, final, split)
     n_test = {row.client: row.n_test for row in rows if row.n_test is not None}
     adapted = last_with(records, "adapted")
     outside = [row.client for row in rows if row.held_out]
@@ -251,7 +251,6 @@ def client_rows(
     records: Sequence[Mapping[str, Any]],
     final: Mapping[str, Any],
     split: Mapping[str, Any] | None,
-    groups: Mapping[str, str],
 ) -> list[ClientRow]:
     """One row for every client that the run ever named, sorted by name."""
     train, test = ((split or {}).get(half) or {} for half in ("train", "test"))
@@ -262,11 +261,11 @@ def client_rows(
     served, raw = scored(final.get("served")), scored(final.get("served_raw"))
     adapted = scored(last_with(records, "adapted").get("adapted"))
     asked = (c for record in records for c in record.get("asked") or ())
-    names = {*n_train, *n_test, *served, *adapted, *asked, *groups, *outside}
+    names = {*n_train, *n_test, *served, *adapted, *asked, *((split or {}).get("groups") or ()), *outside}
     return [
         ClientRow(
             c,
-            groups.get(c, ""),
+            whose(split, c),
             n_train.get(c),
             n_test.get(c),
             _classes_held(c, train, test),
@@ -277,6 +276,12 @@ def client_rows(
         )
         for c in sorted(names)
     ]
+
+
+def whose(split: Mapping[str, Any] | None, client: str) -> str:
+    """What a simulated split says of a client beside its number: the data's own name for it, then its group; "" if neither."""
+    told = (((split or {}).get(key) or {}).get(client) for key in ("natural", "groups"))
+    return " ".join(str(word) for word in told if word not in ("", None))
 
 
 def _classes_held(

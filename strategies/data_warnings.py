@@ -7,6 +7,7 @@ a sample, one class far ahead, few samples) stays at home, because that is what 
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 MEANING = {
@@ -35,6 +36,11 @@ def heard(text: str) -> tuple[str, ...]:
 def printable(text: str) -> str:
     """``text`` on one line of any terminal or log: names may hold line ends, commands to a terminal, or bytes that are no text."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def display_width(text: str) -> int:
+    """Columns that ``text`` takes in a terminal: a Chinese, Japanese or Korean character takes two, a combining mark none."""
+    return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def few(names: Sequence[str], shown: int = 8) -> str:

@@ -220,13 +220,15 @@ def two_by_two(folder: Path) -> list[Path]:
 
 def test_latex_can_be_pasted(tmp_path: Path) -> None:
     lines = render_latex(compare(two_by_two(tmp_path))).splitlines()
-    assert lines[0] == r"% \usepackage{booktabs}" and lines[1:3] == [r"\begin{table}", r"\centering"]
-    assert lines[3].startswith(r"\caption{Served accuracy in \% (before local training) over 2 clients") and r"mean $\pm$ std" in lines[3]
-    assert lines[5] == r"\begin{tabular}{lrrrrrrr}"
+    assert lines[0] == r"% \usepackage{booktabs,graphicx}" and lines[1:3] == [r"\begin{table}", r"\centering"]
+    assert lines[5].startswith(r"\caption{Served accuracy in \% (before local training) over 2 clients") and r"mean $\pm$ std" in lines[5]
+    assert "over seeds (two seeds make very wide ones; take three or more)." in lines[5]
+    # seeds and clients are the same in both rows, and the caption has them
+    assert lines[7].startswith(r"\resizebox{") and lines[8] == r"\begin{tabular}{lrrrrr}" and lines[-2] == r"\end{tabular}}"
     # differences .1 and .3: mean .2, deviation .1414 / sqrt 2 = .1; t(.975, 1) = 12.706
-    assert lines[-4] == (r"hdc-fl & 0, 1 & 2 & 60.0 $\pm$ 14.1 (50.0) & 40.0 $\pm$ 14.1 (30.0) & 40.0 $\pm$ 14.1 (30.0) & "
+    assert lines[-4] == (r"hdc-fl & 60.0 $\pm$ 14.1 (50.0) & 40.0 $\pm$ 14.1 (30.0) & 40.0 $\pm$ 14.1 (30.0) & "
                          r"$+$20.0 [$-$107.1, $+$147.1] & $+$20.0 [$-$107.1, $+$147.1] \\")
-    assert lines[-5].startswith(r"fed\_per & 0, 1 & 2 & 40.0 $\pm$ 0.0 (30.0)") and lines[-5].endswith(r"-- & -- \\")
+    assert lines[-5].startswith(r"fed\_per & 40.0 $\pm$ 0.0 (30.0)") and lines[-5].endswith(r"-- & -- \\")
     assert tex(r"a_b 5% \ x~y^2 {c} & #1 $ -0.5 hdc-fl") == (
         r"a\_b 5\% \textbackslash{} x\textasciitilde{}y\textasciicircum{}2 \{c\} \& \#1 \$ $-$0.5 hdc-fl")
 

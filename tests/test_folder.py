@@ -124,7 +124,7 @@ def test_images_that_cannot_be_read_are_skipped_and_counted_on_demand(tmp_path: 
     assert (source.skipped, len(source), source.train_count) == (3, 6, 6)
     assert [Path(name.split(" (")[0]).name for name in source.unreadable] == ["secret-text.png", "secret-cut.png", "secret-link.png"]
     assert everything(source) == [0, 2, 4, 1, 3, 5] and source.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert "3 images cannot be read" in caplog.text
+    assert "images that cannot be read (3)" in caplog.text
 
     config = RunConfig(dataset=f"folder:{tmp_path}", clients=2, partition="iid", test_fraction=0.0, bad_images="skip")
     record = manifest(config)

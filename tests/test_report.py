@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 
 from server_app.heatmaps import aligned
+from server_app.html import finding
 from server_app.redraw import row_of
 from server_app.report import RunReport, read_rounds
 from server_app.reproduce import command
-from server_app.summary import ClientRow, bottom_count
+from server_app.sections import clients
+from server_app.summary import ClientRow, bottom_count, findings
 
 CONFIG = {
     "method": "fedper",
@@ -215,10 +217,25 @@ def test_cluster_numbers_carry_over_between_refreshes() -> None:
 def test_the_report_leads_with_the_tail(clustered: Path) -> None:
     text = re.sub(r"<[^>]+>", "", (clustered / "report.html").read_text()).replace("\N{NO-BREAK SPACE}", " ")
     assert (
-        "Worst client b (90) is served 20.0 %, 40.0 points under the mean of 60.0 %; the bottom 20 % "
+        "Worst client b (90) is served 20.0 % on its 10 test images, 40.0 points under the mean of 60.0 %; the bottom 20 % "
         "(1 of 5 clients) average 20.0 %."
     ) in text
     assert "1 of 2 rounds were void" in text
+
+
+def test_the_report_names_the_owners_of_a_natural_split(tmp_path: Path) -> None:
+    five(tmp_path)
+    split = json.loads((tmp_path / "split.json").read_text()) | {"natural": {"b": "Ward <7>"}}
+    owned = findings(CONFIG, "in-process", [record(1)], final(), split, 0.0)
+    assert [row.group for row in owned.rows] == ["0", "Ward <7> 90", *(GROUPS[c] for c in "cde")]
+    assert "Worst client <b>b</b> (Ward &lt;7&gt; 90) is served" in finding(owned).replace("\N{NO-BREAK SPACE}", " ")
+    bare = findings(CONFIG, "in-process", [record(1)], final(), None, 0.0)
+    assert ">group<" in clients(owned) and ">group<" not in clients(bare)
+
+
+def test_clients_that_are_served_alike_have_no_worst_one() -> None:
+    same = findings(CONFIG, "in-process", [record(1)], final() | {"served": dict.fromkeys("abcde", 0.5)}, None, 0.0)
+    assert finding(same) == "Every client (5) is served the same: <b>50.0\N{NO-BREAK SPACE}%</b>."
 
 
 def markup(page: str) -> str:

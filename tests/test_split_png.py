@@ -70,7 +70,7 @@ def test_text_is_as_large_as_fits(largest: int, cell: tuple[float, float], point
 
 def test_rows_name_what_sets_a_client_apart() -> None:
     split = split_of(2, 1, groups={"client-000": "90"}, natural={"client-000": "ada"}, held_out=["client-000"])
-    assert drawing._row_name("client-000", split) == "client-000 · ada · 90 · held out"
+    assert drawing._row_name("client-000", split) == "client-000 · ada 90 · held out"
     assert drawing._row_name("client-001", split) == "client-001"
 
 

@@ -269,7 +269,7 @@ def _cannot_read(names: Sequence[str]) -> DataError:
 
 def _log_names(names: Sequence[str]) -> None:
     if names:
-        log.warning("%d images cannot be read: %s", len(names), "; ".join(names[:MOST_TOLD]))
+        log.warning("images that cannot be read (%d): %s", len(names), "; ".join(names[:MOST_TOLD]))
 
 
 def _told(store: ImageStore, row: int, reason: str) -> str:

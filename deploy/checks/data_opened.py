@@ -64,7 +64,7 @@ def usable(uri: str) -> None:
     elif kind != "digits" and not where:
         raise ConfigError(f"expected a place after `{uri}`: {EXPECTED}")
     elif (place := divided(uri)[1]) and not is_there(place):
-        raise ConfigError(f"{place} does not exist, or this user may not see it")
+        raise ConfigError(f"{place} does not exist, or this user may not see it (FH-026)")
 
 
 def open_all(run: RunConfig, names: list[str]) -> Opened:

@@ -146,7 +146,7 @@ def _grouped(runs: Sequence[Run], kinds: Sequence[Kind], mixed: bool) -> dict[st
     rows: dict[str, _Group] = {}
     for run, config, kind in zip(runs, settings, kinds, strict=True):
         method = run.summary["method"]
-        told = [f"{key}={shown(config[key])}" for key in varying if key in config and belongs(key, method)]
+        told = [f"{key}={shown(config[key])}" for key in varying if config.get(key, "") != "" and belongs(key, method)]
         label = " ".join([method, *told, *([f"({kind})"] if mixed else [])])
         row = rows.setdefault(label, _Group([], kind)).runs
         if twice := [other for other in row if other.key == run.key]:

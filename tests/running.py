@@ -154,8 +154,8 @@ def run(folder: Path, method: str, hook: Hook | None = None, grid: type[Watched]
     changed = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
     config = {**small(method), "method": method, "out": str(folder), "state-dir": str(folder / "clients"), **changed}
     context = Context(1, 1, {}, RecordDict(), config)
-    # the pictures of the report take longer than the run, and test_report.py looks at them
-    with patch("server_app.report.page", lambda found: ""):
+    # the pictures of the report take longer than the run, and test_report.py and test_split_png.py look at them
+    with patch("server_app.report.page", lambda found: ""), patch("server_app.report.write_split_png", lambda split, path: None):
         return Ran(folder, serve(grid(config, config["clients"], hook), context, engine="inprocess", on_round=on_round))
 
 

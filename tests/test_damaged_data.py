@@ -102,7 +102,8 @@ def test_a_run_ends_before_round_1_or_counts_it(damage: Damage, tmp_path: Path, 
               **damage.settings}
     grid, summary, failure = Sites(config, data, tmp_path / "state"), {}, ""
     forget()
-    with logged(out / "run.log"), patch("server_app.report.page", lambda found: ""):
+    with logged(out / "run.log"), patch("server_app.report.page", lambda found: ""), \
+            patch("server_app.report.write_split_png", lambda split, path: None):
         try:
             summary = serve(grid, Context(1, 1, {}, RecordDict(), config), engine="inprocess")
         except CannotStart as error:

@@ -100,13 +100,13 @@ def _personal(state: Path, name: str) -> Slots | None:
 
 
 def _report(folder: Path) -> Path | None:
-    """Draw the run's report anew with what was found; None if the run's folder lacks what that needs."""
+    """Draw the run's report anew with what was found; None if what the run's folder holds would not give that run's report."""
     from server_app.redraw import draw_again
 
     try:
         return draw_again(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"fedhearth: the report stays as it was, since the run's folder is incomplete ({type(error).__name__}: {error})",
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        print(f"fedhearth: the report stays as it was, since the run's folder is incomplete or damaged ({type(error).__name__}: {error})",
               file=sys.stderr)
         return None
 

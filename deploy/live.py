@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+NARROWEST = 60  # columns; with fewer the bars lose their counts
+
 
 class Display(Protocol):
     """Shows a run's progress; a context manager."""
@@ -32,7 +34,18 @@ class Display(Protocol):
 
 def display(rounds: int, asked: int, quiet: bool, deadline: float = 0.0) -> Display:
     """Bars on a terminal, else (or if ``quiet``) lines. ``asked``: clients of one round; ``deadline``: seconds it may take."""
-    return Lines(rounds) if quiet or not sys.stdout.isatty() else Bars(rounds, asked, deadline)
+    return Bars(rounds, asked, deadline) if not quiet and drawable() else Lines(rounds)
+
+
+def drawable() -> bool:
+    """Whether stdout is a terminal that can draw over what it shows, and is wide enough for bars and tables."""
+    if not sys.stdout.isatty():
+        return False
+    # rich is only worth importing on a terminal
+    from rich.console import Console
+
+    console = Console()
+    return console.is_interactive and console.width >= NARROWEST
 
 
 @dataclass(frozen=True)
@@ -57,8 +70,13 @@ class Spent:
         lost = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
         parts = [f"sent {decimal(self.down)} down, {decimal(self.up)} up" if self.up or self.down else "",
                  f"dropped: {lost}" if lost else "",
-                 f"{self.void} round{'' if self.void == 1 else 's'} void" if self.void else ""]
+                 f"{counted(self.void, 'round')} void" if self.void else ""]
         return "; ".join(filter(None, parts))
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def minutes(seconds: float) -> str:
@@ -73,7 +91,12 @@ def figures(record: Mapping[str, Any]) -> str:
     from server_app.summary import tail  # numpy
 
     found = tail(record.get("served"), {})
-    return f"served mean {100 * found['mean']:.1f} %, bottom-20 % {100 * found['bottom20']:.1f} %" if found else ""
+    return tails_told(found) if found else ""
+
+
+def tails_told(tails: Mapping[str, float]) -> str:
+    """The same of tails that are known."""
+    return f"served mean {100 * tails['mean']:.1f} %, bottom-20 % {100 * tails['bottom20']:.1f} %"
 
 
 def dropped(record: Mapping[str, Any]) -> str:
@@ -108,19 +131,22 @@ class Bars:
     """Rounds, the clients of this round with what is left until its deadline, the last served figures, bytes and dropped replies."""
 
     def __init__(self, rounds: int, asked: int, deadline: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        # rich is only worth importing on a terminal
+        from rich.console import Console
         from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        console = Console()
         self._bars = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                              TextColumn("{task.fields[told]}"))
+                              TextColumn("{task.fields[told]}"), console=console)
         self._rounds, self._asked, self._deadline, self._clock = rounds, asked, deadline, clock
         self._began: float | None = None
         self._done = 0
-        self._spent = Spent()
+        self._served, self._spent = "", Spent()
         self._all = self._bars.add_task("rounds", total=rounds, told="")
         self._now = self._bars.add_task("clients", total=asked, told="waiting for the first round")
-        self._live = Live(get_renderable=self.shown, refresh_per_second=2, transient=True)
+        # lines on stderr go above the bars, unless stderr leads elsewhere than to this terminal
+        self._live = Live(get_renderable=self.shown, console=console, refresh_per_second=2, transient=True,
+                          redirect_stderr=sys.stderr.isatty())
 
     def __enter__(self) -> Bars:
         self._live.start()
@@ -139,7 +165,10 @@ class Bars:
     def round(self, record: Mapping[str, Any]) -> None:
         self._spent = self._spent.after(record)
         self._began, self._done = self._clock(), int(record["round"])
-        self._bars.update(self._all, completed=record["round"], told=figures(record))
+        # shown below the bars, since on a narrow terminal it would take the place of their counts
+        if found := figures(record):
+            self._served = f"before round {self._done}: {found}"
+        self._bars.update(self._all, completed=record["round"])
         self._bars.reset(self._now, total=self._asked, told=self._doing(self._done + 1))
 
     def _doing(self, number: int) -> str:
@@ -151,5 +180,5 @@ class Bars:
         from rich.text import Text
 
         left = max(0.0, self._began + self._deadline - self._clock()) if self._began is not None and self._deadline else None
-        told = [f"deadline of this round in {minutes(left)}" if left is not None else "", self._spent.told()]
+        told = [f"deadline of this round in {minutes(left)}" if left is not None else "", self._served, self._spent.told()]
         return Group(self._bars, Text("  ".join(filter(None, told))))

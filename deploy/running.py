@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import logging
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from deploy.fork_server import warm
 from deploy.launch import Finished, Launch, check_data, cores, importable_here, locked, new_run, resumed_run
-from deploy.live import Display, display
+from deploy.live import Display, counted, display
 from deploy.overrides import parse_overrides
+from deploy.run_log import logged
 from strategies.config import ConfigError, RunConfig
+
+# what a disk answers that cannot be written to
+OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+NO_SCORE = "no served accuracy: none of the clients that took part and answered the closing evaluation has test images"
 
 
 def run(settings: Sequence[str], engine: str, workers: int | None, out: str, resume: str, quiet: bool) -> int:
@@ -71,7 +75,7 @@ def _supervised(launch: Launch, engine: str, workers: int, lock: int, quiet: boo
     print(f"{launch.settings.method.name} on {config.dataset}, partition {config.partition}, {counted(config.clients, 'client')}, "
           f"{counted(config.rounds, 'round')}, {engine} engine, {counted(workers, 'worker')}\nresults: {launch.folder}", flush=True)
     try:
-        with logged(launch.folder / "run.log"), display(config.rounds, config.asked_each_round, quiet, config.deadline) as shown:
+        with display(config.rounds, config.asked_each_round, quiet, config.deadline) as shown, logged(launch.folder / "run.log"):
             summary = _on_ray(launch, workers, lock, shown) if engine == "ray" else _in_process(launch, workers, shown)
     except KeyboardInterrupt:
         print(f"fedhearth: interrupted; go on with: {resume}", file=sys.stderr)
@@ -80,7 +84,7 @@ def _supervised(launch: Launch, engine: str, workers: int, lock: int, quiet: boo
         print(f"fedhearth: {error}", file=sys.stderr)
         return 2
     except (RunFailed, CheckpointError, ShelfError, DamagedRecords, OSError) as error:
-        print(f"fedhearth: {error}", file=sys.stderr)
+        print(f"fedhearth: {fault(error, launch.folder)}", file=sys.stderr)
         if (launch.folder / "checkpoints").exists():
             print(f"fedhearth: go on from the last complete round with: {resume}", file=sys.stderr)
         return 1
@@ -119,23 +123,19 @@ def _on_ray(launch: Launch, workers: int, lock: int, shown: Display) -> dict[str
     return json.loads((launch.folder / "summary.json").read_text(encoding="utf-8"))
 
 
-def outcome_table(summary: Mapping[str, Any], folder: Path) -> str:
-    """Served and adapted figures over clients, clusters if there are any, and where the report is."""
-    from server_app.sections import raw_words
+def fault(error: Exception, folder: Path) -> str:
+    """Why a run ended, with the file that could not be read or written, or at least its ``folder`` if the disk failed."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    where = error.filename or (folder if error.errno in OF_A_DISK else "")
+    return f"{where}: {error.strerror}" if where else str(error)
 
-    lines = ["", f"{'accuracy in %, over clients':28}{'mean':>14}{'worst':>14}{'bottom 20 %':>14}"]
-    raw = raw_words(str(summary.get("method")), summary.get("run_config") or {})
-    for kind, when in (("served", "before local training"), ("adapted", "after local training")):
-        if summary.get(kind):
-            cells = "".join(f"{_figure(summary, kind, name, bool(raw)):>14}" for name in ("mean", "worst", "bottom20"))
-            lines.append(f"{f'{kind} ({when})':28} {cells[1:]}")
-    if tails := (summary.get("held_out") or {}).get("tails"):
-        cells = "".join(f"{100 * tails[name]:>14.1f}" for name in ("mean", "worst", "bottom20"))
-        lines.append(f"{'held-out clients, served':28}{cells}")
-    elif (summary.get("held_out") or {}).get("cannot_serve"):
-        lines.append(f"held-out clients, served{'–':>18}  this method cannot serve a client that it has not trained with")
-    if summary.get("served_raw") and raw:
-        lines.append(f"in brackets: {raw}")
+
+def outcome_table(summary: Mapping[str, Any], folder: Path) -> str:
+    """Figures over clients, void rounds and clusters if there are any, what was lost, and where the report is."""
+    lines = ["", *_scores(summary)]
+    if void := summary.get("void_rounds"):
+        lines.append(f"void rounds: {void} of {summary['rounds']} (too few valid replies; a void round changes nothing)")
     if clusters := summary.get("clusters"):
         silhouette = f", silhouette {clusters['silhouette']:.2f}" if clusters.get("silhouette") is not None else ""
         lines.append(f"clusters: {clusters['k']}{silhouette}" + (
@@ -145,38 +145,34 @@ def outcome_table(summary: Mapping[str, Any], folder: Path) -> str:
     return "\n".join([*lines, f"report: {folder / 'report.html'}"]) + "\n"
 
 
-def counted(number: int, thing: str) -> str:
-    """``1 round``, ``2 rounds``."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+def _scores(summary: Mapping[str, Any]) -> list[str]:
+    """The table of figures over clients, served and adapted; where nobody was scored, why there is none."""
+    from server_app.sections import raw_words
+
+    lines = []
+    raw = raw_words(str(summary.get("method")), summary.get("run_config") or {})
+    for kind, when in (("served", "before local training"), ("adapted", "after local training")):
+        if summary.get(kind):
+            cells = "".join(f"{_figure(summary, kind, name, bool(raw)):>14}" for name in ("mean", "worst", "bottom20"))
+            lines.append(f"{f'{kind} ({when})':28} {cells[1:]}{_over(summary, kind)}")
+    if tails := (summary.get("held_out") or {}).get("tails"):
+        cells = "".join(f"{100 * tails[name]:>14.1f}" for name in ("mean", "worst", "bottom20"))
+        lines.append(f"{'held-out clients, served':28}{cells}")
+    if lines:
+        lines.insert(0, f"{'accuracy in %, over clients':28}{'mean':>14}{'worst':>14}{'bottom 20 %':>14}")
+    if not tails and (summary.get("held_out") or {}).get("cannot_serve"):
+        lines.append(f"held-out clients, served{'–':>18}  this method cannot serve a client that it has not trained with")
+    if summary.get("served_raw") and raw:
+        lines.append(f"in brackets: {raw}")
+    return lines if summary.get("served") else [*lines, NO_SCORE]
+
+
+def _over(summary: Mapping[str, Any], kind: str) -> str:
+    """``  3 of 20 clients``, where the figures are over fewer clients than took part."""
+    scored, clients = summary[kind].get("n"), summary.get("clients")
+    return f"  {scored} of {counted(clients, 'client')}" if scored and clients and scored != clients else ""
 
 
 def _figure(summary: Mapping[str, Any], kind: str, name: str, with_raw: bool) -> str:
     raw = summary.get(f"{kind}_raw") if with_raw else None
     return f"{100 * summary[kind][name]:.1f}" + (f" ({100 * raw[name]:.1f})" if raw else "")
-
-
-class _Brief(logging.Formatter):
-    """The message alone: tracebacks belong in the run's log."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return f"fedhearth: {record.getMessage()}"
-
-
-@contextmanager
-def logged(file: Path | None) -> Iterator[None]:
-    """Everything into the run's log, if there is one; warnings, without tracebacks, to stderr."""
-    whole = logging.FileHandler(file, encoding="utf-8") if file else logging.NullHandler()
-    brief = logging.StreamHandler()
-    whole.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    brief.setFormatter(_Brief())
-    brief.setLevel(logging.WARNING)
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
-    root.handlers[:] = [whole, brief]
-    root.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.handlers[:] = before
-        root.setLevel(level)
-        whole.close()

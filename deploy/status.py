@@ -1,29 +1,30 @@
 """``fedhearth status``: the sites a SuperLink knows, its runs, and how far the present one is; once, or ``--watch``.
 
 Who is connected the SuperLink says; accuracies, lost replies, bytes and the deadline are read from the run's folder, where
-that lies on this machine.
+that lies on this machine. A round's accuracies were taken before its training; those of a run that is over are its closing ones.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.link_options import add_arguments, ca_of
-from deploy.live import Spent, figures, minutes
+from deploy.live import Spent, counted, figures, minutes
 from strategies.config import ConfigError
 
 if TYPE_CHECKING:
     from deploy.link import FlowerRun, Link, Node
+    from deploy.status_records import Closing
     from server_app.progress import Progress
 
 SHOWN = 5
 EVERY = 2.0  # s between two looks
-WIDTHS = (24, 14, 12, 18, 28)
+WIDTHS = (24, 14, 12, 28, 28)
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,14 @@ class Site:
 
 @dataclass(frozen=True)
 class View:
-    """One look at a deployment. ``fault``: why there is nothing newer, "" if there is."""
+    """One look at a deployment. ``closing``: the outcome of a run that is over; ``fault``: why there is nothing newer, "" if there is."""
 
     nodes: Sequence[Node] = ()
     runs: Sequence[FlowerRun] = ()
     records: Sequence[Mapping[str, Any]] = ()
     progress: Progress | None = None
     fault: str = ""
+    closing: Closing | None = None
 
     @property
     def run(self) -> FlowerRun | None:
@@ -88,19 +90,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def look(link: Link) -> View:
-    """What is there now. Raises ``ConfigError`` if the SuperLink does not answer, or a run's records are damaged."""
+    """What is there now; a run's files that are damaged are its fault. Raises ``ConfigError`` if the SuperLink does not answer."""
+    from deploy.status_records import closing_of, rounds_of
+    from server_app.finished import ComparisonError
     from server_app.progress import read_progress
-    from server_app.report import DamagedRecords, read_rounds
+    from server_app.report import DamagedRecords
 
     view = View(link.nodes(), link.runs())
-    if view.run is None or not view.run.out:
+    run = view.run
+    if run is None or not run.out:
         return view
-    folder = Path(view.run.out)
+    folder = Path(run.out)
     try:
-        records = read_rounds(folder / "rounds.jsonl")
-    except (DamagedRecords, OSError) as error:
-        return View(view.nodes, view.runs, fault=str(error))
-    return View(view.nodes, view.runs, records, None if view.run.over else read_progress(folder))
+        view = replace(view, records=rounds_of(folder))
+        return replace(view, closing=closing_of(folder)) if run.over else replace(view, progress=read_progress(folder))
+    except (DamagedRecords, ComparisonError, OSError) as error:
+        return replace(view, fault=str(error))
 
 
 def look_again(link: Link, before: View) -> View:
@@ -108,7 +113,7 @@ def look_again(link: Link, before: View) -> View:
     try:
         return look(link)
     except ConfigError as error:
-        return View(before.nodes, before.runs, before.records, None, str(error))
+        return replace(before, progress=None, fault=str(error))
 
 
 def page(view: View, now: datetime) -> str:
@@ -119,7 +124,7 @@ def page(view: View, now: datetime) -> str:
 
 def sites(view: View, now: datetime) -> list[Site]:
     """One line a registered site, by name."""
-    return [Site(node.name or "(no name)", node.status, _ago(node.seen, now), *_known(node.name, view.records), str(node.id))
+    return [Site(node.name or "(no name)", node.status, _ago(node.seen, now), *_known(node.name, view), str(node.id))
             for node in view.nodes]
 
 
@@ -139,10 +144,12 @@ def headline(view: View, now: float) -> str:
     if run is None:
         return "no runs yet"
     done = view.records[-1]["round"] if view.records else 0
-    parts = [f"run {run.id} {run.status}", f"round {at.round}/{at.rounds}" if at and not at.closing else f"{done} rounds done"]
+    parts = [f"run {run.id} {run.status}", f"round {at.round}/{at.rounds}" if at and not at.closing else f"{counted(done, 'round')} done"]
     if at:
         parts += ["closing evaluation"] if at.closing else [f"{at.replied} of {at.asked} replied", f"deadline in {minutes(at.left(now))}"]
-    scored = next((told for record in reversed(view.records) if (told := figures(record))), "")
+    scored = next((f"{told} before round {record['round']}" for record in reversed(view.records) if (told := figures(record))), "")
+    if view.closing:
+        scored = f"{view.closing.told} at the end"
     spent = Spent()
     for record in view.records:
         spent = spent.after(record)
@@ -165,10 +172,11 @@ def runs_table(runs: Sequence[FlowerRun]) -> str:
 
 def _records(run: FlowerRun) -> list[dict[str, Any]]:
     """The rounds of a run as far as this user can read them here."""
-    from server_app.report import DamagedRecords, read_rounds
+    from deploy.status_records import rounds_of
+    from server_app.report import DamagedRecords
 
     try:
-        return read_rounds(Path(run.out) / "rounds.jsonl") if run.out else []
+        return rounds_of(Path(run.out)) if run.out else []
     except (DamagedRecords, OSError):
         return []
 
@@ -177,12 +185,14 @@ def _ago(seen: datetime | None, now: datetime) -> str:
     return f"{max(0.0, (now - seen).total_seconds()):.0f} s ago" if seen else "never"
 
 
-def _known(name: str, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """The site's last served accuracy and the reason of its last lost reply, each with its round; - for none."""
+def _known(name: str, view: View) -> tuple[str, str]:
+    """The site's last served accuracy and the reason of its last lost reply, and when each was; - for none."""
     served = lost = "-"
-    for record in records:
+    for record in view.records:
         if (score := (record.get("served") or {}).get(name)) is not None:
-            served = f"{100 * score:.1f} % (round {record['round']})"
+            served = f"{100 * score:.1f} % (before round {record['round']})"
         if reason := (record.get("lost") or {}).get(name):
             lost = f"{reason} (round {record['round']})"
+    if view.closing and (score := view.closing.served.get(name)) is not None:
+        served = f"{100 * score:.1f} % (at the end)"
     return served, lost

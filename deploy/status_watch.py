@@ -1,13 +1,13 @@
-"""``fedhearth status --watch``: the same, kept up to date; a full terminal, or a block of plain text a look anywhere else."""
+"""``fedhearth status --watch``: the same, kept up to date; a full terminal, or, where none can be drawn, a block of plain text a look."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from deploy.live import counted, drawable
 from deploy.status import View, headline, page, sites
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ STYLES = {"online": "bold green", "offline": "bold red"}
 def watch(view: View, again: Callable[[View], View], every: float, sleep: Callable[[float], None] = time.sleep) -> int:
     """Show ``view`` and what ``again`` makes of it every so many seconds, until Ctrl-C, which is the normal end: 0."""
     try:
-        if sys.stdout.isatty():
+        if drawable():
             _on_terminal(view, again, every, sleep)
         else:
             while True:
@@ -60,6 +60,6 @@ def panel(view: View, now: datetime) -> RenderableType:
     if at := view.progress:
         parts.append(ProgressBar(total=max(1, at.rounds), completed=at.rounds if at.closing else at.round - 1))
     online = sum(node.online for node in view.nodes)
-    parts += [Text(f"{online} of {len(view.nodes)} sites online"), table, Text(f"fedhearth: {view.fault}", "bold red") if view.fault
-              else Text("Ctrl-C ends the watching, not the run", "dim")]
+    parts += [Text(f"{online} of {counted(len(view.nodes), 'site')} online"), table]
+    parts.append(Text(f"fedhearth: {view.fault}", "bold red") if view.fault else Text("Ctrl-C ends the watching, not the run", "dim"))
     return Group(*parts)

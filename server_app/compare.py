@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Literal
+from typing import Any, Literal
 
-from server_app.finished import FIGURES, ComparisonError, Run, read_run
-from server_app.reproduce import PLACES, belongs, shown
+from server_app.finished import FIGURES, ComparisonError, Run, read_run, visible
+from server_app.reproduce import belongs, shown
 from server_app.sections import AVERAGED, raw_words
+from strategies.config import nearest
 from strategies.tails import paired_difference, t_reach
 
 Kind = Literal["served", "adapted"]
@@ -68,12 +69,14 @@ class Row:
 @dataclass(frozen=True)
 class Comparison:
     """Tables by what they hold (``served``, ``adapted``, or ``mixed`` if asked for), their captions, and what must be said
-    beside them; a table is empty if no run was scored so.
+    beside them: ``notes`` on all of it, ``remarks`` on single rows. A table is empty if no run was scored so.
     """
 
     tables: Mapping[str, tuple[Row, ...]]
     captions: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    same_splits: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,20 +109,27 @@ def compare(runs: Sequence[Path], allow_different_splits: bool = False, allow_mi
         raise ComparisonError(_refused_mix(asked))
     notes = (MIXED,) if len(kinds) > 1 else ()
     rows = _grouped(read, [kind or "served" for _, kind in asked], mixed=len(kinds) > 1)
-    notes += () if _check_splits(rows, allow_different_splits) else (OTHER_SPLITS,)
+    same_splits = _check_splits(rows, allow_different_splits)
+    notes += () if same_splits else (OTHER_SPLITS,)
+    remarks = tuple(filter(None, (_remark(label, group, (group.kind,) if kinds else KINDS) for label, group in rows.items())))
     if kinds:
         _check_scored(rows)
         tables = {"mixed" if len(kinds) > 1 else kinds.pop(): _table(rows)}
     else:
         tables = {kind: _table({label: _Group(group.runs, kind) for label, group in rows.items()}) for kind in KINDS}
-    return Comparison(tables, {name: _caption(table, read, name) for name, table in tables.items()}, notes)
+    return Comparison(tables, {name: _caption(table, read, name) for name, table in tables.items()}, notes, remarks, same_splits)
 
 
 def _asked(path: Path) -> tuple[Path, Kind | None]:
     """A run's folder and the kind of figures asked for, if any."""
+    folder, _, asked = str(path).rpartition("@")
+    if path.exists() or "@" not in path.name:
+        return path, None
     for kind in KINDS:
-        if path.name.endswith(f"@{kind}") and not path.exists():
-            return path.with_name(path.name.removesuffix(f"@{kind}")), kind
+        if asked == kind:
+            return Path(folder), kind
+    if Path(folder).exists():
+        raise ComparisonError(f"{path}: expected RUN, RUN@served or RUN@adapted, got {asked!r} after the @{nearest(asked, KINDS)}")
     return path, None
 
 
@@ -140,13 +150,13 @@ def _check_scored(rows: Mapping[str, _Group]) -> None:
 
 def _grouped(runs: Sequence[Run], kinds: Sequence[Kind], mixed: bool) -> dict[str, _Group]:
     """Label -> runs that differ in their seed only, both in the order given."""
-    settings = [run.summary["run_config"] for run in runs]
-    keys = {key for config in settings for key in config if key not in PLACES | SPEED}
-    varying = sorted(key for key in keys if len({json.dumps(c[key]) for c in settings if key in c}) > 1)
+    settings = [run.settings for run in runs]
+    keys = {key for config in settings for key in config if key not in SPEED}
+    varying = sorted(key for key in keys if len(_values(key, runs, settings)) > 1)
     rows: dict[str, _Group] = {}
     for run, config, kind in zip(runs, settings, kinds, strict=True):
         method = run.summary["method"]
-        told = [f"{key}={shown(config[key])}" for key in varying if config.get(key, "") != "" and belongs(key, method)]
+        told = [f"{key}={shown(config[key])}" for key in varying if config.get(key, "") != ""]
         label = " ".join([method, *told, *([f"({kind})"] if mixed else [])])
         row = rows.setdefault(label, _Group([], kind)).runs
         if twice := [other for other in row if other.key == run.key]:
@@ -158,13 +168,39 @@ def _grouped(runs: Sequence[Run], kinds: Sequence[Kind], mixed: bool) -> dict[st
     return rows
 
 
+def _values(key: str, runs: Sequence[Run], settings: Sequence[Mapping[str, Any]]) -> set[str]:
+    """What the runs have set for ``key``, as JSON; "" where one lacks a setting of its own that has no known default."""
+    return {json.dumps(config[key]) if key in config else "" for run, config in zip(runs, settings, strict=True)
+            if key in config or belongs(key, run.summary["method"])}
+
+
+def _remark(label: str, group: _Group, kinds: Sequence[Kind]) -> str:
+    """A sentence on a row's void rounds and on its clients that have no score; "" if there are none."""
+    told = [run.summary for run in group.runs]
+    void, rounds = (sum(summary.get(key, 0) for summary in told) for key in ("void_rounds", "rounds"))
+    parts = [f"{void} of {_counted(rounds, 'round')} {'was' if void == 1 else 'were'} void"] if void else []
+    for kind in kinds:
+        if not all(summary.get(kind) for summary in told):
+            continue  # the row is not in that table
+        clients = sum(summary.get("clients", summary[kind]["n"]) for summary in told)
+        if (lacking := clients - sum(summary[kind]["n"] for summary in told)) > 0:
+            parts.append(f"{lacking} of {_counted(clients, 'client')} {'has' if lacking == 1 else 'have'} no {kind} score")
+    seeds = f" ({len(told)} seeds together)" if len(told) > 1 else ""
+    return f"{label}{seeds}: {'; '.join(parts)}." if parts else ""
+
+
+def _counted(number: int | str, thing: str) -> str:
+    """``1 round``, ``2 rounds``, ``2 or 3 rounds``."""
+    return f"{number} {thing}{'' if str(number) == '1' else 's'}"
+
+
 def _check_splits(rows: Mapping[str, _Group], allowed: bool) -> bool:
     """Whether every row rests on the same known splits; raises if not and that is not allowed."""
     hashes = {label: {run.summary["split_hash"] for run in row.runs} for label, row in rows.items()}
     first = next(iter(hashes))
     for label, row in hashes.items():
         if (row != hashes[first] or "" in row) and not allowed:
-            named = [" + ".join(sorted(h[:12] or "unknown" for h in hashes[name])) for name in (first, label)]
+            named = [" + ".join(sorted(visible(h[:12]) or "unknown" for h in hashes[name])) for name in (first, label)]
             raise ComparisonError(
                 f"expected every row to rest on the same splits, but {first!r} has split {named[0]} "
                 f"and {label!r} has {named[1]}. Run all methods with the same data, partition, clients and "
@@ -243,9 +279,8 @@ def _caption(rows: Sequence[Row], runs: Sequence[Run], name: str) -> str:
     seeds = sorted({len(row.seeds) for row in rows})
     many = seeds[-1] > 1
     parts = [
-        f"{told} over {clients} clients{norm}" + (f" (in brackets: {raw})" if raw else ""),
-        f"{' or '.join(map(str, seeds))} seed{'s' if many else ''}"
-        + (", mean ± std over seeds" if many else ""),
+        f"{told} over {_counted(clients, 'client')}{norm}" + (f" (in brackets: {raw})" if raw else ""),
+        _counted(" or ".join(map(str, seeds)), "seed") + (", mean ± std over seeds" if many else ""),
     ]
     if over := sorted({gap.over for row in rows for gap in row.differences.values()}):
         parts.append(f"differences paired with the first row, 95 % interval over {' or '.join(over)}"

@@ -1,7 +1,8 @@
 """A comparison as text, Markdown, LaTeX or CSV, to read or to paste.
 
 The first three show percent, rounded; CSV holds shares in 0..1 as they are, a line a row, for programs. LaTeX needs the
-packages booktabs and graphicx; a table that is wider than the text is set smaller.
+packages booktabs and graphicx; a table that is wider than the text is set smaller. Methods and settings can be anybody's text:
+for people they are shown as what they are, markup and all, with spaces for what is no letter or sign.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from server_app.compare import Comparison, Difference, Figure, Row
-from server_app.finished import FIGURES
+from server_app.finished import FIGURES, visible
 
 FLOWED = ("mean", "bottom20")  # figures with a paired difference
 # the usual idiom for "no wider than the text"
@@ -30,26 +31,27 @@ def render_text(comparison: Comparison) -> str:
         lines = ["  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))).rstrip()
                  for cells in table]
         blocks.append("\n".join([caption, "", lines[0], "-" * max(map(len, lines)), *lines[1:]]))
-    return "\n\n".join([*blocks, *comparison.notes]) + "\n"
+    return "\n\n".join([*blocks, *comparison.notes, *_remarks(comparison, visible)]) + "\n"
 
 
 def render_markdown(comparison: Comparison) -> str:
     """The tables as Markdown."""
     blocks = []
     for caption, table in _blocks(comparison):
-        lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in table]
+        lines = ["| " + " | ".join([markdown(label), *cells]) + " |" for label, *cells in table]
         rule = "|" + "|".join([" --- ", *[" ---: "] * (len(table[0]) - 1)]) + "|"
         blocks.append("\n".join([caption, "", lines[0], rule, *lines[1:]]))
-    return "\n\n".join([*blocks, *(f"**{note}**" for note in comparison.notes)]) + "\n"
+    remarks = _remarks(comparison, lambda remark: f"- {markdown(remark)}")
+    return "\n\n".join([*blocks, *(f"**{note}**" for note in comparison.notes), *remarks]) + "\n"
 
 
 def render_latex(comparison: Comparison) -> str:
-    """Each table as a ``table`` float; notes end its caption, so that pasting cannot lose them."""
+    """Each table as a ``table`` float; notes and remarks end its caption, so that pasting cannot lose them."""
     blocks = []
     for number, (caption, whole) in enumerate(_blocks(comparison), start=1):
         table = _narrowed(whole)
         head, *rows = [" & ".join(map(tex, cells)) + r" \\" for cells in table]
-        told = " ".join([caption, *comparison.notes])
+        told = " ".join([caption, *comparison.notes, *map(visible, comparison.remarks)])
         blocks.append("\n".join([
             r"\begin{table}", r"\centering", r"\small", r"\setlength{\tabcolsep}{4pt}", rf"\caption{{{tex(told)}}}",
             rf"\label{{tab:comparison-{number}}}", FITTED + "%", rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}", r"\toprule", head,
@@ -59,14 +61,15 @@ def render_latex(comparison: Comparison) -> str:
 
 def _narrowed(table: list[list[str]]) -> list[list[str]]:
     """``table`` without seeds and clients where they are the same in all rows: the caption says how many."""
-    same = [column for column, name in enumerate(table[0]) if name in ("seeds", "clients") and len({cells[column] for cells in table[1:]}) == 1]
+    same = [column for column, name in enumerate(table[0])
+            if name in ("seeds", "clients") and len({cells[column] for cells in table[1:]}) == 1]
     return [[cell for column, cell in enumerate(cells) if column not in same] for cells in table]
 
 
 def render_csv(comparison: Comparison) -> str:
     """A line a row of either table. ``same_splits`` is "no" where the rows rest on different splits."""
     text = io.StringIO()
-    lines = [_record(kind, row, not comparison.notes) for kind, row in _rows(comparison)]
+    lines = [_record(kind, row, comparison.same_splits) for kind, row in _rows(comparison)]
     table = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
     table.writeheader()
     table.writerows(lines)
@@ -75,6 +78,11 @@ def render_csv(comparison: Comparison) -> str:
 
 RENDERERS: Mapping[str, Callable[[Comparison], str]] = {
     "text": render_text, "markdown": render_markdown, "latex": render_latex, "csv": render_csv}
+
+
+def markdown(text: str) -> str:
+    """``text`` as Markdown shows it, in a table too."""
+    return re.sub(r"[\\`*_<>\[\]|~&$]", r"\\\g<0>", visible(text))
 
 
 def tex(text: str) -> str:
@@ -95,13 +103,18 @@ def _blocks(comparison: Comparison) -> list[tuple[str, list[list[str]]]]:
     return blocks
 
 
+def _remarks(comparison: Comparison, form: Callable[[str], str]) -> list[str]:
+    """A block with a line a remark; nothing without any."""
+    return ["\n".join(map(form, comparison.remarks))] if comparison.remarks else []
+
+
 def _rows(comparison: Comparison) -> Sequence[tuple[str, Row]]:
     return [(row.kind, row) for rows in comparison.tables.values() for row in rows]
 
 
 def _cells(row: Row, outside: bool) -> list[str]:
     """One line; with ``outside`` also the columns of the clients kept out of training."""
-    return [row.label, ", ".join(map(str, row.seeds)), " or ".join(map(str, row.clients)),
+    return [visible(row.label), ", ".join(map(str, row.seeds)), " or ".join(map(str, row.clients)),
             *(_shown(row.figures[name]) for name in FIGURES),
             *(_gap(row.differences.get(name)) for name in FLOWED),
             *((_shown(row.held_out[name]) if row.held_out else "–" for name in FIGURES) if outside else ())]

@@ -98,7 +98,8 @@ def private_heads(settings: Settings, names: Iterable[str], personal: Personal) 
         differ = {part: differ[part] or not same_weights(first[part], kept[part]) for part in differ}
         heads[name] = kept["head"]
     if len(heads) < 2:
-        raise ConfigError(f"a donor swap needs the personal models of two clients or more, and {len(heads)} of them lie here")
+        raise ConfigError(f"a donor swap needs the personal models of two clients or more, and {len(heads)} of them "
+                          f"{'lies' if len(heads) == 1 else 'lie'} here")
     for part, differs in differ.items():
         if not differs:
             raise ConfigError(f"all clients of this {settings.method.name} run end with the same {part}, so there is nothing "
@@ -114,7 +115,9 @@ def same_weights(one: Tensors, other: Tensors) -> bool:
 def _check_data(folder: Path, roster: Roster) -> None:
     try:
         before: Mapping[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        if not isinstance(before, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {folder / 'summary.json'}: {error}; restore it from a copy") from None
     now = combined_hash({name: hello.split_digest for name, hello in roster.hellos.items()}, roster.held_out())
     if before.get("split_hash") not in ("", None, now):

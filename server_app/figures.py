@@ -15,7 +15,7 @@ KINDS = (("mean", "mean", "calm"), ("bottom20", "bottom 20 %", "tail"), ("worst"
 
 def every_client(found: Findings) -> str:
     """The bars of all clients that trained; "" if none was scored."""
-    return client_bars(found.participants).html() if found.summary["served"] else ""
+    return client_bars(found.participants).html() if any(row.served is not None for row in found.participants) else ""
 
 
 def learning(found: Findings) -> str:
@@ -37,10 +37,11 @@ def client_bars(rows: Sequence[ClientRow]) -> Chart:
     values = [row.served or 0.0 for row in ranked]
     low = bottom_count(len(ranked))
     mean = sum(values) / len(values)
+    lowest = "the lowest is" if low == 1 else f"the lowest {low} are"
     return Chart(
         "Every client",
-        f"Bars: served accuracy of {len(ranked)} clients, sorted from {100 * values[0]:.1f} % ({ranked[0].client}) to "
-        f"{100 * values[-1]:.1f} % ({ranked[-1].client}); the lowest {low} are marked as the bottom 20 %.",
+        f"Bars: served accuracy of {_counted(len(ranked), 'client')}, sorted from {100 * values[0]:.1f} % ({ranked[0].client}) to "
+        f"{100 * values[-1]:.1f} % ({ranked[-1].client}); {lowest} marked as the bottom 20 %.",
         {
             "kind": "bars", "flat": len(ranked) <= NAMED_AT_MOST, "names": [row.client for row in ranked],
             "labels": [f"{row.client} · {row.group}" if row.group else row.client for row in ranked],
@@ -92,7 +93,7 @@ def client_curves(records: Sequence[Mapping[str, Any]], closing: Mapping[str, fl
     highest = max((v for _, scores in kept for v in scores.values()), default=0.0)
     return Chart(
         "Curves by client",
-        f"Lines: served accuracy of {len(names)} clients over {len(told)} evaluations, and their mean.",
+        f"Lines: served accuracy of {_counted(len(names), 'client')} over {_counted(len(told), 'evaluation')}, and their mean.",
         {
             "kind": "lines", "x": [number for number, _ in kept], "pick": True,
             "lines": [{"name": "mean", "y": rounded(means, 1, 100), "tone": "calm", "mean": True}, *lines],
@@ -107,6 +108,10 @@ def label(text: str, longest: int = 30) -> str:
     """``text`` as Matplotlib can show it: no control characters, no mathematics, not longer than ``longest``."""
     shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return (shown if len(shown) <= longest else shown[: longest - 1] + "…").replace("$", r"\$")
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _top(shares: Sequence[float]) -> float:

@@ -57,7 +57,7 @@ class Metrics:
         self._deadline.set(run.deadline)
         try:
             self._server, _ = start_http_server(run.metrics_port, run.metrics_host, own["registry"])
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise _unusable(run, error) from None
         if not _loopback(run.metrics_host):
             log.warning("metrics are at %s:%d, without a password: whoever reaches that address reads them", run.metrics_host,
@@ -122,13 +122,14 @@ def check_metrics(run: RunConfig) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a name such as a..b
         raise _unusable(run, error) from None
 
 
-def _unusable(run: RunConfig, error: OSError) -> ConfigError:
-    return ConfigError(f"metrics-port {run.metrics_port} at {run.metrics_host} cannot be opened ({error.strerror or error}); another run "
-                       "may hold it: give every run a port of its own, an address of this machine, or metrics-port=0 (FH-041)")
+def _unusable(run: RunConfig, error: OSError | UnicodeError) -> ConfigError:
+    why = (error.strerror or error) if isinstance(error, OSError) else "not the name of a machine"
+    return ConfigError(f"metrics-port {run.metrics_port} at {run.metrics_host} cannot be opened ({why}); another run may hold it: give "
+                       "every run a port of its own, an address of this machine, or metrics-port=0 (FH-041)")
 
 
 def _loopback(host: str) -> bool:

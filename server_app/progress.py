@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from server_app.durable import replacing
+from server_app.finished import is_number
 
 log = logging.getLogger(__name__)
 NAME = "progress.json"
@@ -75,9 +76,15 @@ class ProgressFile:
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Where the run in ``folder`` is; None if none goes on there or the file cannot be read."""
+    """Where the run in ``folder`` is; None if none goes on there or the file cannot be read or is damaged."""
     try:
-        found = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        return Progress(**found)
+        found = Progress(**json.loads((folder / NAME).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+    whole = all(map(is_whole, (found.round, found.rounds, found.asked, found.replied)))
+    return found if whole and is_number(found.began) and is_number(found.deadline) and isinstance(found.closing, bool) else None
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value of a JSON file is a whole number that fits a float."""
+    return isinstance(value, int) and is_number(value)

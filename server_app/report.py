@@ -23,6 +23,7 @@ from typing import Any
 from server_app.donor_swap_file import read_swap
 from server_app.durable import replacing
 from server_app.events import ScalarLog
+from server_app.finished import is_number
 from server_app.html import page
 from server_app.split_png import write_split_png
 from server_app.summary import ClientRow, Findings, findings, plain, tail
@@ -114,7 +115,7 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
     Raises
     ------
     DamagedRecords
-        If a line before the last is damaged: that is not what a killed run leaves.
+        If a line before the last is not JSON, or any is not a round's: that is not what a killed run leaves.
     """
     lines = (
         path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
@@ -122,17 +123,25 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict) or not {"round", "seconds"} <= record.keys():
-                raise ValueError
-            records.append(record)
-        except ValueError:
-            if number < len(lines):
-                raise DamagedRecords(
-                    f"line {number} of {path.name} is not JSON of a round; expected one record a line. "
-                    "Restore the file or start the run in a new folder"
-                ) from None
+            record, said = json.loads(line), ""
+        except (ValueError, RecursionError):
+            if number == len(lines):
+                break
+            record, said = None, "expected one record a line"
+        if said := said or _wrong(record):
+            raise DamagedRecords(f"line {number} of {path.name} is not JSON of a round; {said}. "
+                                 "Restore the file or start the run in a new folder")
+        records.append(record)
     return records
+
+
+def _wrong(record: Any) -> str:
+    """What a line of rounds.jsonl should have been, "" if it is: without these two a run could not be finished."""
+    if not isinstance(record, dict) or not {"round", "seconds"} <= record.keys():
+        return "expected one record a line, with its round and seconds"
+    if type(record["round"]) is not int:
+        return f"expected a whole number as round, got {record['round']!r:.40}"
+    return "" if is_number(record["seconds"]) else f"expected a finite number as seconds, got {record['seconds']!r:.40}"
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -1,12 +1,13 @@
 """All who watch a run while it goes on, told of the same few events: ``progress.json``, TensorBoard's pictures, the
-Prometheus page and a tracker. None of them can change the run, and what they need is checked before it writes anything.
+Prometheus page and a tracker. None of them can change the run, and what they need is checked before it writes anything. One
+that fails later, for want of disk for one, costs a warning.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from strategies.config import RunConfig, Scalar
 log = logging.getLogger(__name__)
 # folders of this machine say nothing about a run's numbers, and trackers may be anywhere
 KEPT_HERE = PLACES | {"weights-dir", "features-dir"}
+PICTURES = "TensorBoard's pictures"
 
 
 def check_watchers(run: RunConfig) -> None:
@@ -61,6 +63,7 @@ class Watch:
         self._pictures: ScalarLog | None = None
         self._tracker: Tracker | None = None
         self._finished = False
+        self._failed: set[str] = set()
 
     def into(self, folder: Path, settings: Mapping[str, Scalar]) -> None:
         """The run's folder is there. Raises ``ConfigError`` if the tracker does not open."""
@@ -107,23 +110,35 @@ class Watch:
         self._finished, rounds = True, int(summary["rounds"])
         if self._metrics:
             self._metrics.served(summary.get("served"))
-        if (split := self._folder / "split.png").exists():
-            self._image(0, "split", split.read_bytes())
-        if picture := served_png(read_rounds(self._folder / "rounds.jsonl"), self._last_served()):
-            self._image(rounds, "served/by-client", picture)
+        self._tried(PICTURES, lambda: self._last_pictures(rounds))
         if self._tracker:
             self._tracker.summary(closing(summary))
 
     def close(self) -> None:
         """Let go of the port and the tracker, and of what says that a run goes on."""
         if self._progress:
-            self._progress.remove()
+            self._tried("progress.json", self._progress.remove)
         if self._pictures:
-            self._pictures.close()
+            self._tried(PICTURES, self._pictures.close)
         if self._metrics:
-            self._metrics.close()
+            self._tried("the metrics page", self._metrics.close)
         if self._tracker:
             self._tracker.close(self._finished)
+
+    def _tried(self, name: str, call: Callable[[], object]) -> None:
+        """Call it; the first time that something of this ``name`` fails, warn."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  (whatever a watcher's library raises, the run's own files are what counts)
+            if name not in self._failed:
+                log.warning("%s failed (%s: %s); no result depends on that", name, type(error).__name__, error)
+            self._failed.add(name)
+
+    def _last_pictures(self, rounds: int) -> None:
+        if (split := self._folder / "split.png").exists():
+            self._image(0, "split", split.read_bytes())
+        if picture := served_png(read_rounds(self._folder / "rounds.jsonl"), self._last_served()):
+            self._image(rounds, "served/by-client", picture)
 
     def _last_served(self) -> Mapping[str, float]:
         try:
@@ -132,11 +147,15 @@ class Watch:
             return {}
 
     def _image(self, step: int, name: str, png: bytes) -> None:
+        if PICTURES not in self._failed:  # a file that lacks a piece takes no more
+            self._tried(PICTURES, lambda: self._tensorboard(step, name, png))
+        if self._tracker:
+            self._tracker.image(max(step, 0), name, png)
+
+    def _tensorboard(self, step: int, name: str, png: bytes) -> None:
         # a folder of its own: TensorBoard follows one file a folder, and the scalars' is written at the same time
         self._pictures = self._pictures or ScalarLog(self._folder / "tensorboard" / "images", first_step=step)
         self._pictures.image(step, name, png)
-        if self._tracker:
-            self._tracker.image(max(step, 0), name, png)
 
 
 def over_clients(label: str, record: Mapping[str, Any]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from safetensors import safe_open
 
 import client_app.data.opening as opening
 import client_app.session as session
+from client_app.data import digits
 from client_app.data.byte_lru import ByteLru
 from client_app.data.client_data import ClientData, Split
 from client_app.data.sources import DataNode
@@ -48,12 +49,9 @@ Hook = Callable[[Message, Callable[[], Message]], Message]
 
 def digits_of(index: int, count: int = TRAIN + TEST, turns: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Images (count, 1, 8, 8) uint8 and labels (count,) of the ``index``-th client; odd clients' digits stand on their heads."""
-    from sklearn.datasets import load_digits
-
-    bunch: Any = load_digits()
-    cut = slice(index * 40, index * 40 + count)
-    images = np.rint(bunch["images"][cut] * (255 / 16)).astype(np.uint8)[:, None]
-    return np.ascontiguousarray(np.rot90(images, 2 * index if turns is None else turns, axes=(2, 3))), bunch["target"][cut]
+    every, cut = digits.load(), slice(index * 40, index * 40 + count)
+    images = np.rot90(every.images[cut], 2 * index if turns is None else turns, axes=(2, 3))
+    return np.array(images, order="C"), every.labels[cut].copy()
 
 
 def client_of(images: np.ndarray, labels: np.ndarray, train: int = TRAIN, group: str = "") -> ClientData:

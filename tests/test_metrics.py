@@ -91,6 +91,18 @@ def test_an_address_of_another_machine_is_refused() -> None:
         Metrics(RunConfig(metrics_port=free_port(), metrics_host="192.0.2.1"))
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_an_address_that_is_no_name_is_refused(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    assert main(["run", "-c", f"metrics-port={port}", "-c", f"metrics-host={host}", "--out", str(tmp_path / "out")]) == 2
+    expected = f"metrics-port {port} at {host} cannot be opened (not the name of a machine); another run may hold it: "
+    assert capsys.readouterr().err.startswith(f"fedhearth: {expected}") and not (tmp_path / "out").exists()
+    monkeypatch.setattr("server_app.metrics.check_metrics", lambda run: None)  # as if the name had been good a moment before
+    with pytest.raises(ConfigError, match="FH-041"):
+        Metrics(RunConfig(metrics_port=port, metrics_host=host))
+
+
 def test_a_port_that_is_taken_ends_a_run_before_it_begins(page: tuple[Metrics, int], tmp_path: Path,
                                                           capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-c", f"metrics-port={page[1]}", "--out", str(tmp_path / "out")]) == 2

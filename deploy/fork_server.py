@@ -16,6 +16,8 @@ from typing import Any
 
 # what a client imports for any method
 LOADED = ["client_app.main", "client_app.learner", "models.split"]
+# Flower says so itself wherever it is imported, and so in workers too
+SET_BY_FLOWER = {"GRPC_VERBOSITY"}
 _environment: dict[str, str] | None = None
 
 
@@ -25,10 +27,14 @@ def warm() -> None:
     if sys.platform != "linux" or _environment is not None:
         return
     mp.get_context("forkserver").set_forkserver_preload(LOADED)
-    _environment = dict(os.environ)
+    _environment = _now()
     forkserver.ensure_running()
 
 
 def context() -> Any:
     """What starts a worker now. Forks have the environment of `warm`: should ours have changed since, workers are spawned."""
-    return mp.get_context("forkserver" if _environment is not None and _environment == dict(os.environ) else "spawn")
+    return mp.get_context("forkserver" if _environment is not None and _environment == _now() else "spawn")
+
+
+def _now() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in SET_BY_FLOWER}

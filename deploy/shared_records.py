@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from flwr.app import Array, ArrayRecord, Message
+
+from deploy.scratch import Scratch
 
 SHARE_FROM = 64 * 1024
 ALIGNED = 64
@@ -152,7 +153,7 @@ class Lending:
     """
 
     def __init__(self, settle: Callable[[list[Any]], Home] | None = None) -> None:
-        self._folder = None if settle else tempfile.TemporaryDirectory(prefix="fedhearth-", ignore_cleanup_errors=True)
+        self._folder = None if settle else Scratch()
         self._settle = settle or self._to_file
         self._known: dict[int, tuple[weakref.ref[ArrayRecord], Home]] = {}
         self.written = 0
@@ -176,7 +177,7 @@ class Lending:
         """Give everything up."""
         self._known.clear()
         if self._folder:
-            self._folder.cleanup()
+            self._folder.close()
 
     def _home_of(self, record: ArrayRecord) -> Home:
         # by identity: equal tensors are one record, and comparing megabytes would cost what sharing saves

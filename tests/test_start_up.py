@@ -89,5 +89,7 @@ def test_workers_come_from_the_fork_server_once_it_is_warm_and_as_long_as_the_en
     fork_server.warm()
     fork_server.warm()
     assert started == [1] and fork_server.context().get_start_method() == "forkserver"
+    monkeypatch.setenv("GRPC_VERBOSITY", "error")  # Flower sets it when it is imported, which may be after warm()
+    assert fork_server.context().get_start_method() == "forkserver"
     monkeypatch.setenv("FEDHEARTH_WEIGHTS", "elsewhere")
     assert fork_server.context().get_start_method() == "spawn"

@@ -1,7 +1,8 @@
 """``fedhearth predict``: let a client's personal model classify images.
 
 One row an image: its file, the likeliest class and its probability, then the probability of every class. A file that cannot be
-used gets a row with the reason, and the others are done. Exit codes: 0 all done, 1 some file could not be used, 2 no model.
+used gets a row with the reason, and the others are done. Exit codes: 0 all done, 1 some file could not be used or there
+was no image, 2 no model.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def run(options: argparse.Namespace) -> int:
         WRITERS[options.format](counted(answers(personal, items(options.files), options.resize)), personal.classes, file)
     if failed:
         print(f"fedhearth: {failed} of {done} could not be used; their rows say why", file=sys.stderr)
-    return 1 if failed else 0
+    if not done:
+        print("fedhearth: there was no image to classify", file=sys.stderr)
+    return 1 if failed or not done else 0
 
 
 def answers(personal: Personal, found: Iterable[Item], resize: bool = False) -> Iterator[Answer]:

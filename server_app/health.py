@@ -21,8 +21,9 @@ def warnings(found: Findings) -> str:
     """What a reader must know before the figures, a note each."""
     s = found.summary
     missing = s["clients"] - (s["served"] or {"n": 0})["n"]
+    void = f"{s['void_rounds']} of {s['rounds']} rounds {'was' if s['void_rounds'] == 1 else 'were'} void"
     lines = [
-        f"{s['void_rounds']} of {s['rounds']} rounds were void: too few valid replies, state unchanged."
+        f"{void}: too few valid replies, state unchanged."
         if s["void_rounds"]
         else "",
         f"{missing} of {s['clients']} clients have no served score (no test images, or no reply to "

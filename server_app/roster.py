@@ -204,7 +204,7 @@ def data_warnings(hellos: Mapping[str, Hello]) -> dict[str, list[str]]:
 
 def _log_data_warnings(hellos: Mapping[str, Hello]) -> None:
     if noted := data_warnings(hellos):
-        log.warning("data check: %s; `fedhearth data check` says more, at the site or, of a simulation, with its --clients and -c partition",
+        log.warning("data check: %s; `fedhearth data check` says more, at the site, or with a simulation's --clients and -c partition",
                     "; ".join(f"{MEANING[kind]} ({few(clients)})" for kind, clients in noted.items()))
 
 

@@ -113,6 +113,8 @@ def test_one_bad_file_costs_one_row(kept: Kept, pictures: tuple[Path, np.ndarray
 def test_many_images_go_through_in_parts(kept: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images, logits = kept.last_scored(1)
     count = 2 * BATCH + 5
+    np.savez(tmp_path / "none.npz", x=images[:0])
+    assert predict(kept, f"npz:{tmp_path / 'none.npz'}") == 1 and "there was no image to classify" in capsys.readouterr().err
     np.savez(tmp_path / "many.npz", x=np.tile(images, (count // 8 + 1, 1, 1, 1))[:count])
     assert predict(kept, f"npz:{tmp_path / 'many.npz'}") == 0
     found = [row["class"] for row in rows_of(capsys.readouterr().out)]

@@ -110,7 +110,7 @@ def saved_settings(folder: Path) -> dict[str, Any]:
         if not isinstance(saved, dict):
             raise ValueError("it holds no settings")
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{folder} holds no run (no run.json); give the folder of the run, which is its --out or lies under runs/") from None
+        raise ConfigError(f"{folder} holds no run (no run.json); give a run's own: its --out, or under runs/") from None
     except OSError as error:
         raise ConfigError(f"cannot read {folder / 'run.json'}: {error.strerror}") from None
     except ValueError as error:

@@ -166,6 +166,11 @@ def test_an_unknown_split_is_not_the_same_split(tmp_path: Path) -> None:
         compare(runs)
 
 
+def test_one_client_is_no_clients(tmp_path: Path) -> None:
+    assert compare([finished(tmp_path / "a", "fedper", [0.2])]).captions["served"] == (
+        "Served accuracy in % (before local training) over 1 client, BatchNorm recomputed (in brackets: as averaged); 1 seed.")
+
+
 def test_no_difference_where_the_clients_are_not_the_same(tmp_path: Path) -> None:
     base = finished(tmp_path / "a", "fedper", [0.2, 0.4])
     other = finished(tmp_path / "b", "hdc-fl", [0.3, 0.5, 0.6])
@@ -188,10 +193,6 @@ def test_the_same_run_twice_is_refused(tmp_path: Path) -> None:
         ("{", "is damaged"),
         ("[]", "expected an object"),
         ("{}", "it lacks method, seed, served, split_hash, run_config"),
-        (
-            '{"method": "m", "seed": 0, "split_hash": "", "run_config": {}, "served": null}',
-            "no served scores",
-        ),
         (
             '{"method": "m", "seed": 0, "split_hash": "", "run_config": {}, "served": {"mean": "x"}}',
             "must hold numbers",
@@ -241,6 +242,65 @@ def test_notes_go_with_what_is_pasted(tmp_path: Path) -> None:
     assert [line["same_splits"] for line in csv.DictReader(io.StringIO(render_csv(found)))] == ["no", "no"]
 
 
+def told_of(folder: Path, **more: Any) -> Path:
+    """``folder``, whose summary says ``more``."""
+    (folder / "summary.json").write_text(json.dumps(json.loads((folder / "summary.json").read_text()) | more))
+    return folder
+
+
+def test_void_rounds_and_missing_clients_are_said_of_each_row(tmp_path: Path) -> None:
+    one, two = ([told_of(finished(tmp_path / f"{method}{seed}", method, [0.2, 0.4, 0.6], seed=seed, adapted=[0.3, 0.5, 0.7]), **more)
+                 for seed in (0, 1)] for method, more in (
+        ("fed_per", {"rounds": 5, "void_rounds": 1, "clients": 4}), ("fedavg", {"rounds": 5, "void_rounds": 0, "clients": 3})))
+    both = ("fed_per (2 seeds together): 2 of 10 rounds were void; 2 of 8 clients have no served score; "
+            "2 of 8 clients have no adapted score.")
+    found = compare([*one, *two])
+    assert found.remarks == (both,) and found.notes == () and found.same_splits
+    assert render_text(found).endswith(f"\n\n{both}\n")
+    assert render_markdown(found).endswith("\n\n- " + both.replace("_", r"\_") + "\n") and "**" not in render_markdown(found)
+    assert all(tex(both) in line for line in render_latex(found).splitlines() if line.startswith(r"\caption"))
+    assert {line["same_splits"] for line in csv.DictReader(io.StringIO(render_csv(found)))} == {"yes"}
+    assert compare(two).remarks == ()
+    # one of each, and of the kind asked for alone
+    assert compare([one[0].with_name("fed_per0@adapted")]).remarks == (
+        "fed_per: 1 of 5 rounds was void; 1 of 4 clients has no adapted score.",)
+
+
+def test_what_an_older_run_did_not_write_down_had_its_default(tmp_path: Path) -> None:
+    old = finished(tmp_path / "old0", "hdc-fl", [0.2, 0.4])
+    same, new = (finished(tmp_path / dtype, "hdc-fl", [0.3, 0.5], seed=1, **{"wire-dtype": dtype}) for dtype in ("float32", "bfloat16"))
+    assert [row.seeds for row in compare([old, same]).tables["served"]] == [(0, 1)]
+    rows = compare([old, new]).tables["served"]
+    assert [(row.label, row.seeds) for row in rows] == [("hdc-fl wire-dtype=float32", (0,)), ("hdc-fl wire-dtype=bfloat16", (1,))]
+    # the same of a method's own settings, and of those it borrows; a setting without a known default is another one
+    own = finished(tmp_path / "own", "hdc-fl", [0.3], **{"hdc-fl.temperature": 0.5})
+    cached = [finished(tmp_path / f"cache{n}", "hdc-fl", [0.3], **{"hdc-fl.feature-cache": True}, **more)
+              for n, more in enumerate(({}, {"fed-cache.reuse": False}))]
+    later = finished(tmp_path / "later", "hdc-fl", [0.3], **{"not-yet": 1})
+    assert [row.label for row in compare([old, own]).tables["served"]] == ["hdc-fl hdc-fl.temperature=0.3", "hdc-fl hdc-fl.temperature=0.5"]
+    assert [row.label for row in compare(cached).tables["served"]] == ["hdc-fl fed-cache.reuse=True", "hdc-fl fed-cache.reuse=False"]
+    assert [row.label for row in compare([old, later]).tables["served"]] == ["hdc-fl", "hdc-fl not-yet=1"]
+
+
+HOSTILE = "a\n|b<i>_c_*d*`e`[f](g)\x1b[31m&amp;\u202e\\"
+
+
+def test_foreign_text_is_shown_as_what_it_is(tmp_path: Path) -> None:
+    runs = [finished(tmp_path / "a", "fedper", [0.2, 0.4], dataset="digits"),
+            told_of(finished(tmp_path / "b", "fedper", [0.2, 0.4], dataset=HOSTILE), rounds=2, void_rounds=1)]
+    found = compare(runs)
+    shown = "fedper dataset=a |b<i>_c_*d*`e`[f](g) [31m&amp; \\"
+    marked = r"fedper dataset=a \|b\<i\>\_c\_\*d\*\`e\`\[f\](g) \[31m\&amp; \\"
+    assert f"\n{shown}  " in render_text(found) and f"\n{shown}: 1 of 2 rounds was void.\n" in render_text(found)
+    markdown = render_markdown(found)
+    assert f"\n| {marked} | 0 | 2 | " in markdown and f"\n- {marked}: 1 of 2 rounds was void.\n" in markdown
+    assert f"\n{tex(shown)} & " in render_latex(found) and tex(f"{shown}: 1 of 2 rounds was void.") in render_latex(found)
+    for text in (render_text(found), markdown, render_latex(found)):
+        assert all(letter.isprintable() or letter == "\n" for letter in text)
+    # programs get what there is
+    assert list(csv.DictReader(io.StringIO(render_csv(found), newline="")))[1]["method"] == f"fedper dataset={HOSTILE}"
+
+
 def test_csv_holds_unrounded_shares(tmp_path: Path) -> None:
     lines = list(csv.DictReader(io.StringIO(render_csv(compare(two_by_two(tmp_path))))))
     assert [(line["scores"], line["method"], line["seeds"], line["same_splits"]) for line in lines] == [
@@ -258,6 +318,8 @@ def test_served_and_adapted_are_mixed_only_when_told(tmp_path: Path) -> None:
         compare(mix)
     found = compare(mix, allow_mixed=True)
     assert list(found.tables) == ["mixed"] and found.notes == (MIXED,)
+    # the note is not on splits
+    assert {line["same_splits"] for line in csv.DictReader(io.StringIO(render_csv(found)))} == {"yes"}
     first, second = found.tables["mixed"]
     assert (first.label, second.label) == ("fedper (adapted)", "fedavg (served)")
     assert first.figures["mean"].value == pytest.approx(0.6) and second.figures["mean"].value == pytest.approx(0.4)
@@ -274,6 +336,8 @@ def test_one_kind_can_be_asked_for(tmp_path: Path) -> None:
     found = compare([base.with_name("a@adapted"), tmp_path / "b@adapted"])
     assert list(found.tables) == ["adapted"] and found.notes == ()
     assert found.tables["adapted"][1].differences["mean"].value == pytest.approx(0.0)
+    with pytest.raises(ComparisonError, match=r"a@adaptd: expected RUN, RUN@served or RUN@adapted, .*; did you mean 'adapted'\?"):
+        compare([tmp_path / "a@adaptd"])
     finished(tmp_path / "c", "ditto", [0.1, 0.3])
     with pytest.raises(ComparisonError, match="holds no adapted figures.*score-adapted=last"):
         compare([tmp_path / "c@adapted"])

@@ -22,6 +22,7 @@ from deploy.cli import main
 from deploy.donor_swap import table
 from server_app.donor_swap import Swapped
 from server_app.donor_swap_findings import cosine, findings_of
+from server_app.donor_swap_finished import _check_data, private_heads
 from server_app.donor_swap_section import donor_swap_section, drop_figure, map_figure
 from server_app.encoder_shelf import EncoderShelf
 from server_app.summary import Findings, clustering, plain
@@ -330,6 +331,20 @@ def test_what_cannot_be_swapped_afterwards_says_why(folder: Path, tmp_path: Path
     apart = tmp_path / "apart"
     shutil.copytree(folder, apart, ignore=shutil.ignore_patterns("clients"))
     assert main(["donor-swap", str(apart)]) == 2 and "stays at the sites" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 of them lie here"), (1, "1 of them lies here")])
+def test_a_swap_needs_two_personal_models(count: int, said: str) -> None:
+    kept = {part: {"weight": np.zeros(2)} for part in ("encoder", "head")}
+    with pytest.raises(ConfigError, match=f"needs the personal models of two clients or more, and {said}"):
+        private_heads(parse_run_config({"method": "local-only"}), "ab"[:count], lambda name: kept)
+
+
+@pytest.mark.parametrize("text", ["[1]", "[" * 100_000, "{"])
+def test_a_damaged_summary_is_no_traceback(text: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ConfigError, match="cannot read .*summary.json: .*; restore it from a copy"):
+        _check_data(tmp_path, SimpleNamespace(hellos={}))  # type: ignore[arg-type]
 
 
 # ---- groups of other methods in the summary ---------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 from server_app.heatmaps import aligned
 from server_app.html import finding
 from server_app.redraw import row_of
-from server_app.report import RunReport, read_rounds
+from server_app.report import DamagedRecords, RunReport, read_rounds
 from server_app.reproduce import command
 from server_app.sections import clients
 from server_app.summary import ClientRow, bottom_count, findings
@@ -220,7 +220,7 @@ def test_the_report_leads_with_the_tail(clustered: Path) -> None:
         "Worst client b (90) is served 20.0 % on its 10 test images, 40.0 points under the mean of 60.0 %; the bottom 20 % "
         "(1 of 5 clients) average 20.0 %."
     ) in text
-    assert "1 of 2 rounds were void" in text
+    assert "1 of 2 rounds was void" in text
 
 
 def test_the_report_names_the_owners_of_a_natural_split(tmp_path: Path) -> None:
@@ -333,9 +333,28 @@ def test_resuming_cuts_the_rounds_after_the_checkpoint_and_a_torn_line(tmp_path:
     assert (tmp_path / "rounds.jsonl").read_text() == ""
 
 
-def test_damage_before_the_last_line_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "rounds.jsonl").write_text('{"round"\n{"round": 2, "seconds": 1}\n')
+@pytest.mark.parametrize("line", ['{"round"', "[" * 100_000])
+def test_damage_before_the_last_line_is_an_error(line: str, tmp_path: Path) -> None:
+    (tmp_path / "rounds.jsonl").write_text(line + '\n{"round": 2, "seconds": 1}\n')
     with pytest.raises(ValueError, match=r"line 1 of rounds\.jsonl is not JSON"):
+        RunReport(tmp_path, CONFIG, "in-process", resume_from=2)
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ('{"round": 2, "seconds": NaN}', "expected a finite number as seconds, got nan"),
+    ('{"round": 2, "seconds": "2"}', "expected a finite number as seconds, got '2'"),
+    ('{"round": 2, "seconds": 1e999}', "expected a finite number as seconds, got inf"),
+    (f'{{"round": 2, "seconds": 1{"0" * 400}}}', f"expected a finite number as seconds, got 1{'0' * 39}\\."),
+    ('{"round": 2, "seconds": true}', "expected a finite number as seconds, got True"),
+    ('{"round": 2.0, "seconds": 1}', "expected a whole number as round, got 2.0"),
+    ('{"round": "2", "seconds": 1}', "expected a whole number as round, got '2'"),
+    ('{"round": 2}', "expected one record a line, with its round and seconds"),
+])
+@pytest.mark.parametrize("last", [True, False])
+def test_a_record_that_no_report_can_be_made_of_is_an_error_at_the_start(line: str, said: str, last: bool, tmp_path: Path) -> None:
+    whole = '{"round": 1, "seconds": 1}\n'
+    (tmp_path / "rounds.jsonl").write_text(f"{whole}{line}\n{'' if last else whole}")
+    with pytest.raises(DamagedRecords, match=f"line 2 of rounds.jsonl is not JSON of a round; {said}"):
         RunReport(tmp_path, CONFIG, "in-process", resume_from=2)
 
 

@@ -52,6 +52,11 @@ class ClipTrainer(PromptTrainer):
         """The run's settings, those of the towers among them."""
         return self.made_by.run if self.made_by else RunConfig()
 
+    @property
+    def frozen(self) -> tuple[nn.Module, ...]:
+        """Both towers, as far as the method has them."""
+        return tuple(tower for tower in (self.model.image, self.model.text) if isinstance(tower, nn.Module))
+
     def open(self, slots: Slots, data: ClientData, store: LocalStore) -> ClipClient:
         """One client's model with those parts of ``slots`` that it has, and its features."""
         net = self.model.fresh(data.classes)

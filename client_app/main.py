@@ -20,6 +20,7 @@ from client_app.donor import score_donor
 from client_app.node import name_of
 from client_app.session import Session, open_session
 from client_app.thin_door import ThinDoor
+from client_app.weights_digest import frozen_parts, weights_digest
 from strategies.contract import Wire
 from strategies.types import Layout
 
@@ -106,6 +107,8 @@ def hello(message: Message, context: Context) -> Message:
         # a digest over a site's own labels would let the server confirm a guess of them
         "split-digest": data_digest(session.data) if session.node.simulated else "",
         "warnings": warnings,
+        # a simulation's clients have one user's files
+        "weights-digest": "" if session.node.simulated else weights_digest(frozen_parts(session.learner)),
     }
     return Message(seal_hello(facts), reply_to=message)
 

@@ -48,6 +48,11 @@ class PromptTrainer:
         return {part: layout_of(self.model.tensors(part)) for part in self.model.parts}
 
     @property
+    def frozen(self) -> tuple[nn.Module, ...]:
+        """What comes from a file and never changes."""
+        return (self.model.vit,)
+
+    @property
     def logit_prior(self) -> bool:
         return self.made_by is not None and self.made_by.run.logit_prior
 

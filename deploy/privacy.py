@@ -33,6 +33,7 @@ HELLO_MEANS = {
     "input-shape": "channels x height x width of its images",
     "split-digest": "a hash of its part of the split; empty at a site",
     "warnings": "what the check of its data found, as words from a fixed list",
+    "weights-digest": "a hash of its frozen backbone, by which clients are compared; empty without one",
 }
 LIMITS = ("A contract bounds *which* tensors leave, not what they reveal: an encoder or a sketch of a head still says something "
           "about the data it was trained on.",

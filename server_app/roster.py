@@ -32,8 +32,8 @@ NOT_THE_CLIENT = frozenset({3, 4, 5})
 
 @dataclass(frozen=True)
 class Hello:
-    """What a client said of itself: its name, what the model must fit, the digest of its part of the split, and the kinds of warnings
-    that its own look at its data gave."""
+    """What a client said of itself: its name, what the model must fit, the digest of its part of the split, the kinds of warnings
+    that its own look at its data gave, and the digest of its frozen backbone, "" if it has none."""
 
     site: str
     classes: int
@@ -41,6 +41,7 @@ class Hello:
     input_shape: tuple[int, int, int]
     split_digest: str
     warnings: tuple[str, ...] = ()
+    weights_digest: str = ""
 
 
 class Roster:
@@ -156,7 +157,7 @@ class Roster:
         except WireViolation as wrong:
             raise CannotStart(f"a client's hello cannot be read: {wrong}; all sites need the same version of this app") from None
         hello = Hello(said["site"], int(said["classes"]), said["class-digest"], _shape(said["input-shape"]), said["split-digest"],
-                      heard(said["warnings"]))
+                      heard(said["warnings"]), said["weights-digest"])
         self._check_name(hello.site)
         self._check_alike(hello)
         if hello.site in self._node_of:
@@ -193,6 +194,10 @@ class Roster:
                                     "all sites need the same classes in the same order, and images of one shape. At each of the two, "
                                     "`fedhearth data check URI --classes NAME,NAME,...` with the names all agreed on says what differs "
                                     "(FH-020)")
+            if hello.weights_digest != other.weights_digest:
+                raise CannotStart(f"clients differ in the weights of their frozen backbone: {other.site} says {other.weights_digest}, "
+                                  f"{hello.site} says {hello.weights_digest}; give all sites the same files (weights-dir), which sha256sum "
+                                  "compares (FH-034)")
             return  # the others were compared with this one
 
 

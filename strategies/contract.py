@@ -25,7 +25,7 @@ Direction = Literal["down", "up", "join", "closing", "swap-down", "swap-up"]
 # What a hello says and in what form, so that no free text fits in: class names travel as a digest or not at all.
 HELLO_FACTS = {"site": r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "classes": r"[1-9][0-9]{0,8}", "class-digest": r"[0-9a-f]{1,64}",
                 "input-shape": r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){2}", "split-digest": r"[0-9a-f]{0,64}",
-                "warnings": DATA_WARNINGS}
+                "warnings": DATA_WARNINGS, "weights-digest": r"[0-9a-f]{0,16}"}
 # whether encoders may travel as a difference against what the other side holds (``strategies.thin``)
 DELTAS = ("none", "lossless")
 

@@ -56,7 +56,7 @@ def rnd(number: int = 1, total: int = 2, **more: Any) -> Round:
 
 def hello(name: str, /, **changed: Any) -> RecordDict:
     facts = {"site": name, "classes": 10, "class-digest": "ab12", "input-shape": "1x8x8", "split-digest": "cd34",
-             "warnings": ""} | changed
+             "warnings": "", "weights-digest": ""} | changed
     return RecordDict({"hello": ConfigRecord(facts)})
 
 

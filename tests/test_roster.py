@@ -89,10 +89,12 @@ def test_names_that_some_disks_confuse_are_refused() -> None:
     ({"classes": 7}, "number of classes: site-1 says 10, site-2 says 7"),
     ({"class-digest": "ff"}, "class names: site-1 says ab12, site-2 says ff"),
     ({"input-shape": "3x8x8"}, r"image shape: site-1 says \(1, 8, 8\), site-2 says \(3, 8, 8\)"),
+    ({"weights-digest": "ff"}, r"weights of their frozen backbone: site-1 says cd, site-2 says ff.*\(FH-034\)"),
 ])
 def test_clients_that_need_another_model_are_named(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(RunFailed, match=said):
-        gathered(Town([1, 2], lambda node: hello(f"site-{node}", **(changed if node == 2 else {}))), 2)
+        gathered(Town([1, 2], lambda node: hello(f"site-{node}", **({"weights-digest": "cd"} | changed if node == 2 else
+                                                                    {"weights-digest": "cd"}))), 2)
 
 
 @pytest.mark.parametrize(("answer", "said"), [

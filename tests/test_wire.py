@@ -222,7 +222,7 @@ def test_a_message_without_its_round_is_refused() -> None:
 @pytest.mark.parametrize("changed", [
     {"site": "prototype 0"}, {"site": "_prototype-0"}, {"site": ".."}, {"site": "a" * 65}, {"site": 5}, {"site": "a\n"}, {"classes": 0},
     {"classes": "10"}, {"classes": True}, {"class-digest": "cat,dog"}, {"input-shape": "8x8"}, {"input-shape": "1x8x0"},
-    {"split-digest": "cat"}, {"num-examples": 3}, {"label": "cat"}, {"site": ["a"]},
+    {"split-digest": "cat"}, {"weights-digest": "cat"}, {"num-examples": 3}, {"label": "cat"}, {"site": ["a"]},
 ])
 def test_a_hello_says_nothing_else(changed: dict[str, Any]) -> None:
     with pytest.raises(WireViolation) as refused:

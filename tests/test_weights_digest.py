@@ -38,7 +38,7 @@ def said_by(site: str, method: str, folder: Path, **settings: Any) -> str:
     """The digest in the hello of a site on a machine of its own."""
     forget()
     config = {**small(method), "method": method, "dataset": "digits", "clients": 2, **settings}
-    node = {"site": site, "data": npz()(folder), "state-dir": str(folder / site)}
+    node: dict[str, Any] = {"site": site, "data": npz()(folder), "state-dir": str(folder / site)}
     reply = app(tell(RecordDict({"hello": ConfigRecord()}), kind="query.hello"), Context(1, 1, node, RecordDict(), config))
     return unpack_hello(reply.content)["weights-digest"]
 

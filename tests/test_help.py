@@ -75,6 +75,9 @@ def test_bash_completes_commands_options_and_choices() -> None:
     assert completed("submit", "--qu") == ["--quiet"]
     assert completed("compare", "--format", "la") == ["latex"]
     assert completed("wire", "fedp") == sorted(method for method in METHODS if method.startswith("fedp"))
+    assert completed("run", "-c", "round") == ["rounds=15"] and completed("submit", "-c", "hdc-fl.temp") == ["hdc-fl.temperature=0.3"]
+    assert completed("run", "-c", "method=fedp") == sorted(f"method={method}" for method in METHODS if method.startswith("fedp"))
+    assert completed("run", "-c", "rounds=5", "-c", "partition=nat") == ["partition=natural"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "tcsh"])

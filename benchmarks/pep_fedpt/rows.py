@@ -72,4 +72,6 @@ ABLATIONS: dict[str, Settings] = {
     "append": pep(handling="append"), "layers 2-4": pep(class_layers="2,3,4"), "layers 9-11": pep(class_layers="9,10,11"),
     "layer 6": pep(class_layers="6"), "rho 0": pep(rho=0.0), "rho .5": pep(rho=0.5), "means under the received prompts":
     pep(prototypes_from="received"), "tau .1": pep(tau=0.1), "tau .4": pep(tau=0.4),
+    # PACS chose class prompts of rate 2 in half as many rounds; the head's rate is searched for head-only alone
+    "class rate .5": pep(class_lr=0.5, shared_lr=0.05), "class rate .5, head rate .03": {**pep(class_lr=0.5, shared_lr=0.05), "lr": 0.03},
 }

@@ -30,7 +30,7 @@ class Apps:
 
 OURS = Apps("server_app.main:app", "client_app.main:app")
 ON_RAY = Apps("deploy.ray_server:app", "deploy.ray_client:app",
-              ("__init__", "bundles", "ray_client", "ray_server", "shared_records", "virtual_nodes"))
+              ("__init__", "bundles", "ray_client", "ray_server", "scratch", "shared_records", "virtual_nodes"))
 
 
 @dataclass(frozen=True)

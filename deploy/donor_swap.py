@@ -18,7 +18,7 @@ from typing import Any
 
 from deploy.arguments import count
 from deploy.launch import cores, importable_here, locked, place, saved_settings, state_of
-from deploy.running import logged
+from deploy.run_log import logged
 from strategies.config import ConfigError
 from strategies.registry import SPLIT_MODEL, Settings, items_of_all, parse_run_config
 from strategies.types import Slots

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.launch import importable_here, locked, place, saved_settings, state_of, told_here
-from deploy.running import counted, logged
+from deploy.run_log import logged
 from strategies.config import ConfigError, check_site_name, items_of
+from strategies.data_warnings import counted
 from strategies.registry import Settings, items_of_all, parse_run_config
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from strategies.data_warnings import counted
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -72,11 +74,6 @@ class Spent:
                  f"dropped: {lost}" if lost else "",
                  f"{counted(self.void, 'round')} void" if self.void else ""]
         return "; ".join(filter(None, parts))
-
-
-def counted(number: int, thing: str) -> str:
-    """``1 round``, ``2 rounds``."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def minutes(seconds: float) -> str:

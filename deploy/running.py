@@ -13,10 +13,11 @@ from typing import Any
 
 from deploy.fork_server import warm
 from deploy.launch import Finished, Launch, check_data, cores, importable_here, locked, new_run, resumed_run
-from deploy.live import Display, counted, display
+from deploy.live import Display, display
 from deploy.overrides import parse_overrides
 from deploy.run_log import logged
 from strategies.config import ConfigError, RunConfig
+from strategies.data_warnings import counted
 
 # what a disk answers that cannot be written to
 OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.link_options import add_arguments, ca_of
-from deploy.live import Spent, counted, figures, minutes
+from deploy.live import Spent, figures, minutes
 from strategies.config import ConfigError
+from strategies.data_warnings import counted
 
 if TYPE_CHECKING:
     from deploy.link import FlowerRun, Link, Node

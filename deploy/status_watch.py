@@ -7,8 +7,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from deploy.live import counted, drawable
+from deploy.live import drawable
 from deploy.status import View, headline, page, sites
+from strategies.data_warnings import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

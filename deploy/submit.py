@@ -26,10 +26,11 @@ from deploy.link_options import add_arguments, ca_of
 from deploy.live import Display, display
 from deploy.new_rounds import NewRounds
 from deploy.overrides import parse_overrides
-from deploy.running import counted, outcome_table
+from deploy.running import outcome_table
 from deploy.simulate import last_error
 from server_app.progress import read_progress
 from strategies.config import ConfigError, Scalar
+from strategies.data_warnings import counted
 
 if TYPE_CHECKING:
     from deploy.link import FlowerRun, Link

@@ -20,6 +20,7 @@ from server_app.finished import FIGURES, ComparisonError, Run, read_run, visible
 from server_app.reproduce import belongs, shown
 from server_app.sections import AVERAGED, raw_words
 from strategies.config import nearest
+from strategies.data_warnings import counted
 from strategies.tails import paired_difference, t_reach
 
 Kind = Literal["served", "adapted"]
@@ -178,20 +179,15 @@ def _remark(label: str, group: _Group, kinds: Sequence[Kind]) -> str:
     """A sentence on a row's void rounds and on its clients that have no score; "" if there are none."""
     told = [run.summary for run in group.runs]
     void, rounds = (sum(summary.get(key, 0) for summary in told) for key in ("void_rounds", "rounds"))
-    parts = [f"{void} of {_counted(rounds, 'round')} {'was' if void == 1 else 'were'} void"] if void else []
+    parts = [f"{void} of {counted(rounds, 'round')} {'was' if void == 1 else 'were'} void"] if void else []
     for kind in kinds:
         if not all(summary.get(kind) for summary in told):
             continue  # the row is not in that table
         clients = sum(summary.get("clients", summary[kind]["n"]) for summary in told)
         if (lacking := clients - sum(summary[kind]["n"] for summary in told)) > 0:
-            parts.append(f"{lacking} of {_counted(clients, 'client')} {'has' if lacking == 1 else 'have'} no {kind} score")
+            parts.append(f"{lacking} of {counted(clients, 'client')} {'has' if lacking == 1 else 'have'} no {kind} score")
     seeds = f" ({len(told)} seeds together)" if len(told) > 1 else ""
     return f"{label}{seeds}: {'; '.join(parts)}." if parts else ""
-
-
-def _counted(number: int | str, thing: str) -> str:
-    """``1 round``, ``2 rounds``, ``2 or 3 rounds``."""
-    return f"{number} {thing}{'' if str(number) == '1' else 's'}"
 
 
 def _check_splits(rows: Mapping[str, _Group], allowed: bool) -> bool:
@@ -279,8 +275,8 @@ def _caption(rows: Sequence[Row], runs: Sequence[Run], name: str) -> str:
     seeds = sorted({len(row.seeds) for row in rows})
     many = seeds[-1] > 1
     parts = [
-        f"{told} over {_counted(clients, 'client')}{norm}" + (f" (in brackets: {raw})" if raw else ""),
-        _counted(" or ".join(map(str, seeds)), "seed") + (", mean ± std over seeds" if many else ""),
+        f"{told} over {counted(clients, 'client')}{norm}" + (f" (in brackets: {raw})" if raw else ""),
+        counted(" or ".join(map(str, seeds)), "seed") + (", mean ± std over seeds" if many else ""),
     ]
     if over := sorted({gap.over for row in rows for gap in row.differences.values()}):
         parts.append(f"differences paired with the first row, 95 % interval over {' or '.join(over)}"

@@ -22,7 +22,7 @@ from server_app.fusion_figures import fusion_section
 from server_app.prototype_figures import prototype_figures
 from server_app.sections import SPACE, percent, points
 from server_app.style import CSS
-from server_app.summary import Findings
+from server_app.summary import Findings, bottom_count
 from server_app.table_script import TABLE_SCRIPT
 
 Piece = Callable[[Findings], str]  # HTML of a finished run, "" if the run has nothing of the kind
@@ -118,7 +118,7 @@ def finding(found: Findings) -> str:
     worst = min((r for r in found.participants if r.served is not None), key=lambda r: (r.served, r.client))
     group = f" ({escape(worst.group)})" if worst.group else ""
     under = 100 * (served["mean"] - served["worst"])
-    low = -(-served["n"] // 5)
+    low = bottom_count(served["n"])
     if under < ALIKE:
         return f"Every client ({served['n']}) is served the same: <b>{percent(served['mean'])}</b>."
     images = f" on its {worst.n_test:,} test images" if worst.n_test is not None else ""

@@ -43,6 +43,11 @@ def display_width(text: str) -> int:
     return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
+def counted(number: int | str, thing: str) -> str:
+    """``1 round``, ``2 rounds``, ``2 or 3 rounds``."""
+    return f"{number} {thing}{'' if str(number) == '1' else 's'}"
+
+
 def few(names: Sequence[str], shown: int = 8) -> str:
     """``a, b, c and 5 more``."""
     more = len(names) - shown

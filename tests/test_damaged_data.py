@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from client_app.main import app
 from deploy.cli import main
 from deploy.inprocess import InProcessGrid
-from deploy.running import logged
+from deploy.run_log import logged
 from deploy.virtual_nodes import FIRST_NODE
 from server_app.main import serve
 from server_app.roster import CannotStart

@@ -14,9 +14,10 @@ from rich.console import Console
 from deploy import status_watch
 from deploy.cli import parser
 from deploy.link import FlowerRun, LinkError, Node
-from deploy.live import Bars, Lines, Spent, counted, display, minutes
+from deploy.live import Bars, Lines, Spent, display, minutes
 from deploy.status import View, headline, look, look_again, page, sites
 from server_app.progress import Progress
+from strategies.data_warnings import counted
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NODES = (Node("north", 11, "online", NOW - timedelta(seconds=7), b""), Node("south", 12, "offline", None, b""),

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +30,8 @@ from data import encode, file_name, make, source  # noqa: E402
 from novel import novel_accuracy  # noqa: E402
 from rows import ABLATIONS, METHODS, PROTOCOL, SHOTS, TASKS, Settings, Task  # noqa: E402
 from table import tables  # noqa: E402
+
+from benchmarks.command_line import command, there, words_of  # noqa: E402
 
 TUNING_SEED, TUNING_ROUNDS = 100, 6
 KEEP = ("served", "served_raw", "bytes", "dropped", "seconds", "split_hash", "versions")
@@ -61,15 +61,14 @@ class Job:
 def run(job: Job, work: Path, results: Path, limit: int) -> dict[str, Any]:
     """One run through the command line, or its result if it is there already."""
     path = results / f"{job.name}.json"
-    if path.exists():
-        return json.loads(path.read_text())
+    if made := there(path, job.settings):
+        return made
     shots = SHOTS[job.shots]
     data = make(source(), work, job.of.data, job.tuning, shots, limit)
     settings = {**job.settings, "dataset": f"npz:{data}", "features-dir": str(features(work, data, job.of))}
     with tempfile.TemporaryDirectory(dir=work) as folder:
         began = time.monotonic()
-        command("run", *(word for key, value in settings.items() for word in ("-c", f"{key}={_toml(value)}")), "--workers", "1", "--quiet",
-                "--out", f"{folder}/run")
+        command("run", *words_of(settings), "--workers", "1", "--quiet", "--out", f"{folder}/run")
         wall = time.monotonic() - began
         summary = json.loads(Path(folder, "run", "summary.json").read_text())
         records = [json.loads(text) for text in Path(folder, "run", "rounds.jsonl").read_text().splitlines()]
@@ -82,14 +81,6 @@ def run(job: Job, work: Path, results: Path, limit: int) -> dict[str, Any]:
     plain, prior = (100 * found[key]["mean"] for key in ("served_raw", "served"))
     print(f"{job.name:56s} {wall:6.0f} s  mean {plain:.1f}, with prior {prior:.1f}", flush=True)
     return found
-
-
-def command(*words: str) -> None:
-    """One command of FedHearth in a process of its own."""
-    done = subprocess.run([sys.executable, "-m", "deploy.cli", *words], cwd=HERE.parents[1], capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words[:3])} ...: {done.stderr[-2000:]}")
 
 
 def features(work: Path, data: Path, task: Task) -> Path:
@@ -161,10 +152,6 @@ def planned(tasks: list[str], shots: str, methods: list[str], ablations: bool, s
 
 def _task(task: str) -> dict[str, Any]:
     return {**TASKS[task].settings, "tower-size": TASKS[task].tower_size}
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def encode_all(a: argparse.Namespace, changed: Settings) -> None:

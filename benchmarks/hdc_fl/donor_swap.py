@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,10 @@ from statistics import mean
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from benchmarks.command_line import command, words_of  # noqa: E402
+
 SWAPS = HERE / "swaps"
 SHIFTS: dict[str, dict[str, str]] = {
     "rotation": {"partition": "rotation"},
@@ -49,12 +52,8 @@ def run(name: str, settings: Mapping[str, str], data: Path, donors: int) -> dict
     with tempfile.TemporaryDirectory() as folder:
         config = {"method": "hdc-fl", "dataset": f"npz:{data}", "score-every": "1000", "channels-last": "true", "donor-swap": str(donors),
                   **settings}
-        words = [word for key, value in config.items() for word in ("-c", f"{key}={value}")]
         began = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", "deploy.cli", "run", *words, "--workers", "1", "--quiet", "--out", f"{folder}/run"],
-                              cwd=HERE.parents[1], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+        command("run", *words_of(config), "--workers", "1", "--quiet", "--out", f"{folder}/run")
         found = kept(Path(folder, "run"))
     took = time.monotonic() - began
     SWAPS.mkdir(exist_ok=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,10 @@ from statistics import mean
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from benchmarks.command_line import command, words_of  # noqa: E402
+
 RESULTS = HERE / "results"
 VARIANTS: dict[str, dict[str, str]] = {
     "hdc-fl": {"method": "hdc-fl"},
@@ -72,12 +75,8 @@ def run(job: tuple[str, dict[str, str]], data: Path) -> dict:
         return json.loads(path.read_text())
     with tempfile.TemporaryDirectory() as folder:
         config = {"dataset": f"npz:{data}", "partition": "rotation", "score-every": "5", "channels-last": "true"} | settings
-        options = [word for key, value in config.items() for word in ("-c", f"{key}={value}")]
         began = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", "deploy.cli", "run", *options, "--workers", "1", "--quiet", "--out", f"{folder}/run"],
-                              cwd=HERE.parents[1], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        if done.returncode:
-            raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+        command("run", *words_of(config), "--workers", "1", "--quiet", "--out", f"{folder}/run")
         summary = json.loads(Path(folder, "run", "summary.json").read_text())
         kept = {key: summary[key] for key in KEEP if key in summary}
         if name.startswith("hdc-fl seed"):

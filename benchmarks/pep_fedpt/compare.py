@@ -15,7 +15,6 @@ import argparse
 import csv
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,8 @@ from data import make  # noqa: E402
 from figures import MEAN_SHARE, OURS, gains, grouped, label_entropy, mixtures, table  # noqa: E402
 from pictures import draw_gains, draw_mixtures  # noqa: E402
 from rows import ABLATIONS, FULL, LITE, METHODS, TASKS, TUNED_ON, Settings  # noqa: E402
+
+from benchmarks.command_line import command, there, words_of  # noqa: E402
 
 TUNING_SEED, TUNING_ROUNDS = 100, 8
 GAIN_CAPTION = "what each client gains by PEP-FedPT over FedVPT, by the entropy of its labels"
@@ -52,16 +53,12 @@ class Job:
 def run(job: Job, work: Path, results: Path) -> dict[str, Any]:
     """One run through the command line, or its result if it is there already."""
     path = results / f"{job.name.replace(' ', '_').replace('%', '').replace(',', '')}.json"
-    if path.exists():
-        return json.loads(path.read_text())
+    if made := there(path, job.settings):
+        return made
     with tempfile.TemporaryDirectory(dir=work) as folder:
-        words = [word for key, value in job.settings.items() for word in ("-c", f"{key}={_toml(value)}")]
-        command = [sys.executable, "-m", "deploy.cli", "run", "-c", f"dataset=npz:{work / job.data}", *words, "--workers", "1", "--quiet",
-                   "--out", f"{folder}/run"]
         began = time.monotonic()
-        done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        if done.returncode:
-            raise RuntimeError(f"{job.name}: {done.stderr[-2000:]}")
+        settings = {"dataset": f"npz:{work / job.data}", **job.settings}
+        command("run", *words_of(settings), "--workers", "1", "--quiet", "--out", f"{folder}/run")
         summary = json.loads(Path(folder, "run", "summary.json").read_text())
         records = [json.loads(line) for line in Path(folder, "run", "rounds.jsonl").read_text().splitlines()]
         clients = clients_of(Path(folder, "run"))
@@ -72,10 +69,6 @@ def run(job: Job, work: Path, results: Path) -> dict[str, Any]:
     print(f"{job.name:48s} {found['wall_seconds']:6.0f} s  mean {_points(found['served_raw'])}, with prior {_points(found['served'])}",
           flush=True)
     return found
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _points(tail: Mapping[str, float] | None) -> str:

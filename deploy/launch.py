@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,23 @@ def new_run(given: Mapping[str, Scalar], out: str) -> Launch:
     run, stamp = settings.run, time.strftime("%Y%m%d-%H%M%S")
     division = re.sub(r"(?s:[?].*)|[^\w+-]", "", run.partition)  # its arguments may hold anything
     name = f"{run.method}-{run.dataset.partition(':')[0]}-{division}-{run.seed}-{stamp}"
-    folder = place("out", run.out or str(Path("runs", name)))
+    folder = place("out", run.out) if run.out else _unused(place("out", str(Path("runs", name))))
     if is_there(folder / "run.json"):
         raise ConfigError(f"{folder} already holds a run; give another folder, or go on with that one: "
                           f"fedhearth run --resume {shlex.quote(str(folder))}")
     state_dir = place("state-dir", run.state_dir) if run.state_dir else folder / "clients"
+    if run.run_id and is_there(state_dir / run.run_id):
+        raise ConfigError(f"{state_dir} already holds the clients of a run named {run.run_id}; give another run-id or state-dir")
     weights = str(place("weights-dir", run.weights_dir)) if run.weights_dir else ""
     placed = replace(run, out=str(folder), state_dir=str(state_dir), resume=False, weights_dir=weights,
                      run_id=run.run_id or f"{stamp}-{secrets.token_hex(3)}", dataset=_absolute(run.dataset))
     return Launch(replace(settings, run=placed), folder)
+
+
+def _unused(folder: Path) -> Path:
+    """``folder``, or with ``-2``, ``-3`` ... behind it if it is there: a loop can start several runs in one second."""
+    tried = (folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in count(1))
+    return next(path for path in tried if not is_there(path))
 
 
 def resumed_run(given: Mapping[str, Scalar], where: str) -> Launch:

@@ -11,6 +11,7 @@ import pytest
 from client_app.data.place import changed, divided, options, with_absolute_place
 from deploy.launch import new_run
 from deploy.supernode import node_config
+from strategies.config import ConfigError
 
 
 @pytest.mark.parametrize(("uri", "parts"), [
@@ -63,3 +64,23 @@ def test_a_folder_changes_with_the_files_in_its_class_folders(tmp_path: Path) ->
     file.write_text("four")
     os.utime(file, ns=(5, 5))
     assert changed(str(file)) == (5, 4) and changed(str(tmp_path / "nowhere")) == changed("") == (0, 0)
+
+
+def test_two_runs_of_one_second_have_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("deploy.launch.time.strftime", lambda _: "20260101-120000")
+    names = []
+    for _ in range(3):
+        launch = new_run({"seed": 7}, "")
+        launch.folder.mkdir(parents=True)
+        names.append(launch.folder.name)
+    assert names == [f"{names[0]}{end}" for end in ("", "-2", "-3")] and names[0].endswith("-7-20260101-120000")
+
+
+def test_a_run_does_not_take_over_the_clients_of_another(tmp_path: Path) -> None:
+    named = {"run-id": "trial", "state-dir": str(tmp_path / "state")}
+    new_run(named, str(tmp_path / "first"))
+    (tmp_path / "state" / "trial" / "site-0").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="already holds the clients of a run named trial; give another run-id or state-dir"):
+        new_run(named, str(tmp_path / "second"))
+    new_run({**named, "run-id": "other"}, str(tmp_path / "second"))

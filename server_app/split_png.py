@@ -27,6 +27,9 @@ TALLEST, WIDEST = 10.0, 7.5         # inches of a panel
 LIGHT, DARK = "#d6e6f5", "#08306b"
 SMALLEST_TEXT = 4.5                 # points
 TICKS = 50
+# Matplotlib's own font has Latin, Greek, Cyrillic, Arabic and Hebrew letters; these have more, on one system or another
+FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "WenQuanYi Micro Hei", "PingFang SC", "Hiragino Sans",
+         "Apple SD Gothic Neo", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS", "Noto Sans Devanagari")
 
 
 def write_split_png(split: Mapping[str, Any], path: Path) -> None:
@@ -37,6 +40,21 @@ def write_split_png(split: Mapping[str, Any], path: Path) -> None:
 
 def split_png(split: Mapping[str, Any]) -> bytes:
     """The picture as PNG: a panel of training counts (N, C) and, if anyone tests, one of test counts (N, C)."""
+    from matplotlib import rc_context
+
+    with rc_context({"font.family": families()}):
+        return _drawn(split)
+
+
+def families() -> list[str]:
+    """Matplotlib's own font, and those of ``FONTS`` that are installed, for what it lacks."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in FONTS if name in installed)]
+
+
+def _drawn(split: Mapping[str, Any]) -> bytes:
     from matplotlib.figure import Figure
 
     names, clients = [str(name) for name in split["classes"]], list(split["train"])
@@ -54,7 +72,7 @@ def split_png(split: Mapping[str, Any]) -> bytes:
     figure.suptitle(_title(split), size=8, wrap=True)
     drawn = io.BytesIO()
     with warnings.catch_warnings():
-        # a class may be named in a script that Matplotlib's font lacks
+        # a class may be named in a script that no font here has
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
         figure.savefig(drawn, format="png")

@@ -87,3 +87,13 @@ def test_hostile_names_stay_text_and_the_file_is_replaced_whole(tmp_path: Path) 
 def test_a_finished_run_has_the_picture_if_it_has_a_split(split: bool, tmp_path: Path) -> None:
     five(tmp_path, split=split)
     assert (tmp_path / "split.png").exists() == split
+
+
+def test_letters_that_matplotlib_lacks_come_from_an_installed_font(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.font_manager import FontEntry, fontManager
+
+    plain = [font for font in fontManager.ttflist if font.name not in drawing.FONTS]
+    monkeypatch.setattr(fontManager, "ttflist", plain)
+    assert drawing.families() == ["DejaVu Sans"]
+    monkeypatch.setattr(fontManager, "ttflist", [*plain, *(FontEntry(name=name) for name in ("Yu Gothic", "PingFang SC"))])
+    assert drawing.families() == ["DejaVu Sans", "PingFang SC", "Yu Gothic"]

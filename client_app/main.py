@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from client_app.boundary import inbound, make_guard, seal, seal_hello
 from client_app.clock import clock
 from client_app.data import DataError, PartitionError, data_digest, write_manifest
-from client_app.data.class_names import class_digest
+from client_app.data.class_names import class_digest, numbered
 from client_app.data.opening import left_out
 from client_app.data.start_check import check_at_start
 from client_app.device import memory_told
@@ -20,7 +20,7 @@ from client_app.donor import score_donor
 from client_app.node import name_of
 from client_app.session import Session, open_session
 from client_app.thin_door import ThinDoor
-from client_app.weights_digest import frozen_parts, weights_digest
+from client_app.weights_digest import frozen_parts, reads_names, weights_digest
 from strategies.contract import Wire
 from strategies.types import Layout
 
@@ -91,7 +91,8 @@ def hello(message: Message, context: Context) -> Message:
     show now."""
     session = open_session(context)
     run = session.settings.run
-    warnings = check_at_start(session.data, run.batch, session.node.simulated, left_out(run, session.node))
+    noted = {"skipped": left_out(run, session.node), "numbered": reads_names(session.learner) and numbered(session.data.classes)}
+    warnings = check_at_start(session.data, run.batch, session.node.simulated, tuple(kind for kind, holds in noted.items() if holds))
     if session.node.simulated and session.node.index == 0 and session.settings.run.out:
         # class counts are local on separate machines; in a simulation all clients are the same user's
         try:

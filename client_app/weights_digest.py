@@ -22,6 +22,11 @@ def frozen_parts(learner: object) -> tuple[nn.Module, ...]:
     return getattr(getattr(learner, "trainer", None), "frozen", ())
 
 
+def reads_names(learner: object) -> bool:
+    """Whether a learner makes text prompts of the class names."""
+    return bool(getattr(getattr(getattr(learner, "trainer", None), "model", None), "reads_text", False))
+
+
 def weights_digest(modules: Iterable[nn.Module]) -> str:
     """16 hex digits of names, shapes and numbers; "" without a module."""
     digest, some = hashlib.sha256(), False

@@ -47,7 +47,7 @@ class ClipModel:
 
     Attributes
     ----------
-    image, text : the towers, on the CPU; None without weights.
+    image, text : the towers, on the CPU; None without weights. reads_text : whether prompts are made of the class names.
     patch_source : which patch features the image tower gives.
     template : the prompt model around a text tower without weights: sizes, and first values of what travels.
     """
@@ -57,7 +57,7 @@ class ClipModel:
         """``extra``: parts beside the prompt model's own. Raises ``ModelError`` for towers that are unknown, absent or do not fit."""
         check_image(in_shape)
         _check_text_side(run)
-        self.patch_source, self.extra = run.patch_source, dict(extra or {})
+        self.patch_source, self.extra, self.reads_text = run.patch_source, dict(extra or {}), reads_text
         self._make, empty = make, empty_text_tower(run.text_side)
         self.template = make(empty, [str(c) for c in range(classes)])
         self.image: ImageTower | None = None

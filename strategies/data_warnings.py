@@ -17,6 +17,7 @@ MEANING = {
     "scale": "float pixels on a scale that models do not expect",
     "grey-mix": "grey images among coloured ones",
     "skipped": "unreadable images that were left out",
+    "numbered": "bare numbers as the class names that text prompts are made of",
     "unscored": "no test image, so no score",
 }
 _ANY = f"(?:{'|'.join(MEANING)})"

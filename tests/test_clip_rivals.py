@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from client_app.clip_features import Source, encode
+from client_app.data.class_names import numbered
 from client_app.local.store import LocalStore
 from client_app.personal import load_personal
+from client_app.weights_digest import reads_names
 from models.frozen_baselines import fit_logistic
 from models.prompt_classifier import GLOBAL, LOCAL
 from models.split import ModelError
@@ -238,3 +240,15 @@ def test_what_cannot_be_run_is_refused(key: str, value: Any, expected: str) -> N
 def test_a_gate_that_does_not_fit_shows_before_round_1() -> None:
     with pytest.raises(ModelError, match="must divide the feature width 32"):
         learner_of("pfedmoap", pfedmoap__gate_width=5)
+
+
+# names of classes that are no names
+
+@pytest.mark.parametrize(("method", "reads"), [("promptfl", True), ("zero-shot", True), ("local-logistic", False)])
+def test_only_prompts_need_names(method: str, reads: bool) -> None:
+    assert reads_names(learner_of(method)) is reads
+
+
+def test_numbers_are_no_names() -> None:
+    assert numbered(("0", "1", "10")) and not numbered(("0", "one")) and not numbered(NAMES)
+    assert not reads_names(object())

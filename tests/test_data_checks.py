@@ -200,7 +200,7 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_start_tells_kinds_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
     made = data(grey(1, 1, 2), (0, 0, 0), test=grey(1, 9))
     with caplog.at_level(logging.INFO):
-        assert check_at_start(made, 25, simulated=False, left_out=True) == "test-in-train,duplicates,skipped"
+        assert check_at_start(made, 25, simulated=False, noted=("skipped",)) == "test-in-train,duplicates,skipped"
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     said = caplog.text
     assert "bee, cat" in said and "imbalance" not in said and "most: 3 of 3 are 'ant']" in said and "3 samples, batch 25" in said
@@ -251,7 +251,7 @@ def test_what_is_told_is_heard() -> None:
     kinds = tuple(finding.kind for finding in check(share_of(data(), 2)))
     assert told(kinds) == "test-in-train,duplicates,constant,scale,grey-mix,unscored"
     assert heard(told(("scale", "imbalance", "duplicates"))) == ("duplicates", "scale") and heard("") == ()
-    assert set(MEANING) - set(kinds) == {"skipped"}
+    assert set(MEANING) - set(kinds) == {"skipped", "numbered"}
 
 
 def test_the_server_counts_and_says_which_clients(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,11 @@ def class_digest(classes: tuple[str, ...]) -> str:
     return hashlib.sha256("\x1f".join(classes).encode()).hexdigest()[:16]
 
 
+def numbered(classes: tuple[str, ...]) -> bool:
+    """Whether all names are bare numbers, as those of classes that nobody has named are: nothing a text tower could know."""
+    return all(name.strip().isdecimal() for name in classes)
+
+
 def twins(classes: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Groups of names that differ in upper and lower case or in blanks only, or not at all.
 

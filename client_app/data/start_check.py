@@ -25,11 +25,10 @@ def share_of(data: ClientData, batch: int, most: int | None = None) -> Share:
                  data.train.images.dtype.kind == "f")
 
 
-def check_at_start(data: ClientData, batch: int, simulated: bool, left_out: bool = False) -> str:
-    """The kinds of the warnings that may travel, joined by commas.
+def check_at_start(data: ClientData, batch: int, simulated: bool, noted: tuple[str, ...] = ()) -> str:
+    """The kinds of the warnings that may travel, joined by commas, those ``noted`` elsewhere among them.
 
     ``simulated``: a partition is uneven on purpose and its class counts are in the run's folder, so warnings are whispered.
-    ``left_out``: unreadable images were; their names are in the log already.
 
     Raises
     ------
@@ -43,7 +42,7 @@ def check_at_start(data: ClientData, batch: int, simulated: bool, left_out: bool
     for finding in found:
         if finding.verdict == "STOP":
             raise DataError(f"{finding.travelling()}. `fedhearth data check` on this machine says which")
-    return told((*(finding.kind for finding in found), *(["skipped"] if left_out else [])))
+    return told((*(finding.kind for finding in found), *noted))
 
 
 def _part(split: Split, word: str, most: int | None) -> Part:

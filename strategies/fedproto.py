@@ -37,14 +37,18 @@ class Config:
     ----------
     pull : lambda of the paper, 0 or more.
     weighting : of clients in a prototype: by ``count`` (equation 6), or ``uniform`` (as the public implementations).
+    answers : among which classes a client looks for the nearest: all ``known`` ones (as PFLlib), or its ``own``, of which it has
+        training samples (as the authors' evaluation).
     """
 
     pull: float = 1.0
     weighting: str = "count"
+    answers: str = "known"
 
     def __post_init__(self) -> None:
         require(self.pull >= 0 and math.isfinite(self.pull), "fedproto.pull", "a finite number of 0 or more", self.pull)
         choice("fedproto.weighting", ("count", "uniform"), self.weighting)
+        choice("fedproto.answers", ("known", "own"), self.answers)
 
     @property
     def wire(self) -> Wire:

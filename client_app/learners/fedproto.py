@@ -46,16 +46,23 @@ class FedProtoLearner:
 
     def evaluate(self, inbound: Slots, data: ClientData, store: LocalStore, rnd: Round) -> Reply:
         own = own_model(inbound, store, rnd)
-        head = nearest_prototype_head(inbound["prototypes"]) or own["head"]
+        head = self._head(inbound["prototypes"], data) or own["head"]
         return reusing(self.trainer, store, rnd).close(own["encoder"], head, data, store, rnd)
 
     def _round(self, trainer: Trainer, own: Slots, prototypes: Tensors, data: ClientData, store: LocalStore,
                rnd: Round) -> tuple[Slots, Mapping[str, float]]:
-        head = nearest_prototype_head(prototypes)
+        head = self._head(prototypes, data)
         answering = replace(trainer, source=AnswersByPrototype(trainer.source, head)) if head else trainer
         pulled = pulled_to(trainer, prototypes, self.config.pull)
         trained, metrics = answering.train(own["encoder"], own["head"], data, store, rnd, training=pulled)
         return copied(trained), metrics
+
+    def _head(self, prototypes: Tensors, data: ClientData) -> Tensors | None:
+        """What the client answers with: the nearest of the prototypes that may be an answer; None if there is none."""
+        known = prototypes["known"]
+        if self.config.answers == "own":
+            known = known * (np.bincount(data.train.labels, minlength=known.shape[1]) > 0)
+        return nearest_prototype_head({"prototypes": prototypes["prototypes"], "known": known})
 
     def _means(self, trainer: Trainer, own: Slots, data: ClientData) -> dict[str, np.ndarray]:
         """What the contract's ``prototypes`` holds: class means (1, C, D), and counts (1, C) or, in their place, 1 a class it has."""

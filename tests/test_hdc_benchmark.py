@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.hdc_fl import anchors, paired, sweep, tables, tune
+from benchmarks.hdc_fl import anchors, conditions, paired, sweep, tables, tune
 from benchmarks.hdc_fl.configurations import (
     CONFIGURATIONS,
     CONTROL,
@@ -30,13 +30,13 @@ from benchmarks.hdc_fl.configurations import (
 )
 from benchmarks.hdc_fl.cost import estimate, hours, of_machine, reckoned
 from benchmarks.hdc_fl.encoders import resnet18
-from benchmarks.hdc_fl.grid import grid_of
+from benchmarks.hdc_fl.grid import _clients_of, grid_of
 from benchmarks.hdc_fl.images import Images, NoImages, Source, chosen, digest, prepared
 from benchmarks.hdc_fl.results import BUDGET, MixedResults, Result, check_comparable, machine, read, read_all, there, write
 from strategies.registry import parse_run_config
 
 ROOT = Path(__file__).parents[1]
-NAMED = {1: "one", 2: "two"}
+NAMED = {1: "one", 2: "two", 3: "three"}
 
 
 def content(configuration: int, row: str, seed: int, served: list[float], **changed: Any) -> dict[str, Any]:
@@ -125,15 +125,16 @@ def test_averages_weigh_configurations_alike(tmp_path: Path) -> None:
     assert (grid.cells[1].seeds, grid.cells[1].clients) == ((0, 1), 2)
 
 
-def test_only_shared_seeds_and_complete_methods_are_averaged(tmp_path: Path) -> None:
+def test_only_shared_seeds_and_whole_configurations_are_averaged(tmp_path: Path) -> None:
     told = [(1, OURS, 0, [0.2, 0.4]), (1, OURS, 1, [0.6, 0.8]), (1, "fedper", 0, [0.1, 0.4]), (2, OURS, 0, [0.9, 0.9]),
-            (2, "fedper", 0, [0.9, 0.8]), (2, "cfl", 0, [0.1, 0.1])]
+            (2, "fedper", 0, [0.9, 0.8]), (3, OURS, 0, [0.1, 0.1])]
     runs = [result(*each, tmp_path) for each in told]
     grid = grid_of(runs, list(METHODS), "served", NAMED)
-    assert (grid.cells[1].seeds, grid.cells[1].left_out, grid.complete) == ((0,), (1,), (OURS, "fedper"))
+    assert (grid.cells[1].seeds, grid.cells[1].left_out, list(grid.whole)) == ((0,), (1,), [1, 2])
+    assert grid.rows == (OURS, "fedper") and grid.missing(grid.cells[3]) == ("fedper",)
     assert grid.averages("mean")[OURS] == pytest.approx((0.3 + 0.9) / 2) and grid.ranks("mean") == {OURS: 1.0, "fedper": 2.0}
     gap = grid.macro_against("fedper", "worst")
-    assert gap is not None and gap.value == pytest.approx(0.1) and grid.macro_against("cfl", "worst") is None
+    assert gap is not None and gap.value == pytest.approx(0.1) and grid.macro_against(OURS, "worst") is None
     assert not grid_of(runs, list(METHODS), "adapted", NAMED).cells  # nothing was scored so, and served never stands in
 
 
@@ -333,7 +334,8 @@ def test_timings_of_machines_are_never_mixed(tmp_path: Path) -> None:
             result(1, OURS, 0, [0.5], tmp_path, machine=here, seconds={"cpu": 90.0, "wall": 30.0}),
             result(1, "cfl", 0, [0.5], tmp_path, machine=away, seconds={"cpu": 1.0, "wall": 9.0})]
     assert [r.row for r in of_machine(runs, "here")] == ["fedper", OURS]
-    told = tables.costs(runs)
+    told = conditions.costs(runs, {"core_hours": 0.5})
+    assert told.startswith("- the search: 0.50 core-hours")
     assert "machine here (C, 2 cores): 2 runs, 0.04 core-hours, 0.03 hours at work. CPU beside FedPer's: fedper 1.00, hdc-fl 1.50" in told
     assert "machine away (G): 1 runs, 0.00 core-hours, 0.00 hours at work. CPU beside FedPer's: –" in told
     assert machine("named")["id"] == "named" and machine()["id"] == machine()["id"] and len(machine()["id"]) == 8
@@ -343,27 +345,60 @@ def test_timings_of_machines_are_never_mixed(tmp_path: Path) -> None:
 
 def grid_results(folder: Path) -> list[Result]:
     clusters = {"k": 4, "silhouette": 0.5, "rank": 3, "adjusted_rand": 1.0}
-    scores = {OURS: [0.5, 0.6], CONTROL: [0.4, 0.6], "fedper": [0.48, 0.66], "fedavg": [0.2, 0.3]}
+    scores = {row: [0.2, 0.3] for row in METHODS} | {OURS: [0.5, 0.6], CONTROL: [0.4, 0.6], "fedper": [0.48, 0.66]}
     return [result(n, row, 0, values, folder, **({"clusters": clusters} if row == OURS else {}))
             for n in (1, 5) for row, values in scores.items()]
 
 
 def test_the_report_by_hand(tmp_path: Path) -> None:
     variant = result(1, "hdc-fl, shrunk", 0, [0.45, 0.6], tmp_path)
-    told, (grid, _) = tables.report([*grid_results(tmp_path), variant], {}, "lite")
-    main, _, variants = told.partition("## Variants of HDC-FL, served\n\nConfigurations 1.\n")
+    early = result(3, "fedavg", 0, [0.9, 0.9], tmp_path)  # as after a sweep that was stopped: in no average
+    told, (grid, _) = tables.report([*grid_results(tmp_path), variant, early], {}, "lite")
+    main, _, variants = told.partition("## Variants of HDC-FL, served\n\nConfigurations 1; seeds 0, ")
     assert "shrunk" not in main
-    assert "| hdc-fl, shrunk | 52.5 | 45.0 | 45.0 | 2.0 | 2.0 | 2.0 | +2.5 [+0.0, +5.0] |" in variants
-    assert "- reached: macro-averaged worst: HDC-FL 50.0, the best other row, fedper, 48.0; difference +2.0" in told
+    assert "| hdc-fl, shrunk | 52.5 | 45.0 | 45.0 | 2.0 | 2.0 | 2.0 | +2.5 [+0.0, +5.0] | +5.0 [+0.0, +5.0] |" in variants
+    assert "| hdc-fl random | 50.0 | 40.0 | 40.0 | 3.0 | 3.0 | 3.0 |" in variants
+    assert "### Over 2 of 11 configurations (1, 5)\n" in told and "So far, over 2 of 11 configurations (1, 5):" in told
+    assert "In no average, since methods are missing: 3 (without hdc-fl, hdc-fl random, fedper, local-only, " in told
+    assert "- ahead, but not clear of 0: macro-averaged worst: HDC-FL 50.0, the best other row, fedper, 48.0; difference +2.0" in told
     assert "- **not reached**: macro-averaged mean within 0.5 points of the best rival: HDC-FL 55.0, fedper 57.0" in told
     assert "- reached: configurations in which bottom 20 % is more than 1 point below FedPer's: none" in told
-    assert "| hdc-fl | 55.0 | **50.0** | **50.0** | 2.0 | 1.0 | 1.0 | – | – | – | – | – |" in told
-    assert "| fedavg | 25.0 | 20.0 | 20.0 | 4.0 | 4.0 | 4.0 | **+30.0 [+30.0, +30.0]** |" in told and "| 2 / 0 / 0 | 2 / 0 |" in told
+    assert "| hdc-fl | 55.0 | **50.0** | **50.0** | 2.0 | 1.0 | 1.0 | – | – | – | – | – | – | – |" in told
+    assert "| fedavg | 25.0 | 20.0 | 20.0 | 10.0 | 10.0 | 10.0 | **+30.0 [+30.0, +30.0]** | +30.0 [+30.0, +30.0] |" in told
+    assert "| 2 / 0 / 0 | 2 / 0 / 0 | 2 / 0 / 0 | 2 / 0 |" in told and "No update was dropped and no round void, in 34 runs." in told
     assert "1. CIFAR-10 (12,000 images), 2 classes a client, ResNet-18 of width 8" in told and "2 clients, seed 0" in told
-    assert "| 4 | 0.50 | 1.00 |" in told and "## Adapted" not in told  # nobody was scored so
+    assert "| 4 | 0.50 | 1.00 | – | – |" in told and "## Adapted" not in told  # nobody was scored so
     tables.draw(grid, tmp_path)
     for name in ("averages", "differences", "clients"):
         assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_the_search_chose_is_what_was_run(tmp_path: Path) -> None:
+    runs = [result(1, "cfl", 0, [0.5], tmp_path), result(1, CONTROL, 0, [0.5], tmp_path)]
+    of = {key: runs[0].content["settings"].get(key) for key in ("lr", "cfl.eps1")}
+    conditions.check_chosen(runs, {"chosen": {"cfl": of, OURS: {"lr": 0.03}}})
+    for other, told in (({"cfl": {**of, "lr": 0.5}}, r"1_cfl_0 .*\(lr: 0.03, not 0.5"), ({OURS: {"lr": 0.5}}, r"1_hdc-fl_random_0 .*\(lr")):
+        with pytest.raises(MixedResults, match=told):
+            conditions.check_chosen(runs, {"chosen": other})
+
+
+def test_what_went_wrong_in_runs_is_told(tmp_path: Path) -> None:
+    runs = [result(1, "cfl", 0, [0.5], tmp_path, dropped={"non-finite": 2}, void_rounds=0, versions={"fedhearth-code": "abc"}),
+            result(1, "fedper", 0, [0.5], tmp_path, versions={"fedhearth-code": "abd"})]
+    told = conditions.troubles(runs)
+    assert "Not all went well: 1_cfl_0: 0 void rounds, dropped {'non-finite': 2}, in 2 runs." in told
+    assert "Digests of the code they ran on: abc, abd." in told
+
+
+def test_methods_without_chosen_values_are_named() -> None:
+    chosen: dict[str, Any] = {"fedper": {"lr": 0.05}, OURS: {"lr": 0.05, "hdc-fl.temperature": 0.1}, "cfl": {"lr": 0.7, "cfl.eps1": 2.0}}
+    assert sweep.unsearched((OURS, CONTROL, "fedper"), chosen) == []
+    assert sweep.unsearched(("hdc-fl, shrunk", "cfl", "fedavg"), chosen) == ["cfl", "fedavg"]  # .7 is no rate of the search
+
+
+def test_encoders_apart_configurations_have_the_same_clients() -> None:
+    """Configurations 3 and 10, and 6 and 11: what differs is the encoder, so clients are drawn alike."""
+    assert [_clients_of(n) for n in (3, 10, 6, 11, 5)] == [3, 3, 6, 6, 5]
 
 
 def test_the_csv_by_hand(tmp_path: Path) -> None:
@@ -371,8 +406,8 @@ def test_the_csv_by_hand(tmp_path: Path) -> None:
     tables.write_figures(grids, tmp_path / "figures.csv")
     lines = (tmp_path / "figures.csv").read_text().splitlines()
     assert 'served,5,"CIFAR-10 (12,000 images), rotation, ResNet-18 of width 8",fedper,worst,2,1,0.480000,,0.020000' in "\n".join(lines)
-    assert "served,all,mean of 2 configurations,hdc-fl,bottom20,,,0.500000,,,,,1.000" in lines
-    assert len(lines) == 1 + 2 * 4 * 3 + 4 * 3
+    assert "served,all,mean of configurations 1 5,hdc-fl,bottom20,,,0.500000,,,,,1.000" in lines
+    assert len(lines) == 1 + 2 * len(METHODS) * 3 + len(METHODS) * 3
 
 
 def test_the_search_keeps_the_best_of_mean_and_tail(tmp_path: Path) -> None:
@@ -380,11 +415,13 @@ def test_the_search_keeps_the_best_of_mean_and_tail(tmp_path: Path) -> None:
     scores = {"fedper try 0": [0.2, 0.8], "fedper try 1": [0.4, 0.6], "cfl try 0": [0.9, 0.1], "cfl try 2": [0.3, 0.4]}
     found = {job.name: result(3, job.row, 100, scores[job.row], tmp_path, settings=dict(job.settings)) for job in jobs if job.row in scores}
     told = tune.outcome(jobs, found)
-    assert told["chosen"] == {"fedper": {"lr": 0.05}, "cfl": {"lr": 0.1, "cfl.eps1": METHODS["cfl"].searched["cfl.eps1"][0]}}
+    assert told["chosen"] == {"fedper": {"lr": 0.02}, "cfl": {"lr": 0.05, "cfl.eps1": METHODS["cfl"].searched["cfl.eps1"][0]}}
     assert told["scores"]["fedper"] == [pytest.approx(0.35), pytest.approx(0.45)]
     assert told["tried"]["cfl"][1]["score"] is None and told["core_hours"] == 0.07  # the one that diverged; four runs of a minute
-    with pytest.raises(MixedResults, match="no try of cfl"):
+    with pytest.raises(MixedResults, match="no try of cfl has ended well"):
         tune.outcome(jobs, {name: r for name, r in found.items() if "cfl" not in name})
+    last = list(searches("lite", ("fedper", "cfl"), {}, best={"fedper": 0.02, "cfl": 0.05}))
+    assert [(job.name, job.settings["lr"], job.settings["cfl.eps1"]) for job in last] == [("3_cfl_try_4_seed_100", 0.05, 0.4)]
 
 
 # anchors

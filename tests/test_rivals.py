@@ -18,7 +18,7 @@ from client_app.learners.knn_per import to_remember
 from client_app.local.store import LocalStore, read_export
 from client_app.loop import LoopSettings, fit, inputs, recompute_batchnorm, score
 from client_app.personal import load_personal
-from client_app.prototype_answers import class_means, nearest_prototype_head
+from client_app.prototype_answers import NEVER, class_means, nearest_prototype_head
 from client_app.pulled_steps import PrototypeSgd, ProximalSgd
 from models import SplitModel, build_model
 from models.neighbours import NeighbourModel
@@ -380,6 +380,17 @@ def test_fedproto_serves_by_the_nearest_prototype(tmp_path: Path) -> None:
     head, own = personal(ran)["head"], slot_of(tmp_path / "clients" / "test" / "client-000" / "v2.safetensors", "head")
     np.testing.assert_allclose(head["bias"], -np.square(head["weight"]).sum(1) / 2, rtol=1e-5)
     assert differ(head, own) and ran.summary["bytes"]["by_slot"]["up"].keys() == {"prototypes", "metrics"}
+
+
+def test_fedproto_can_answer_with_a_clients_own_classes_alone() -> None:
+    """Of prototypes 0, 1 and 3 a client with images of 1, 2 and 3 may answer 1 and 3, or with ``known`` all three."""
+    data, rows = data_of(), np.arange(40, dtype=np.float32).reshape(1, 10, 4)
+    some = np.isin(data.train.labels, (1, 2, 3))
+    part = Split(data.train.images[some], data.train.labels[some], data.train.ids[some])
+    known = np.isin(np.arange(10), (0, 1, 3)).astype(np.float32)[None]
+    for answers, expected in (("known", [0, 1, 3]), ("own", [1, 3])):
+        head = learner_of("fedproto", answers=answers)._head({"prototypes": rows, "known": known}, dataclasses.replace(data, train=part))
+        assert np.flatnonzero(head["bias"] > NEVER).tolist() == expected and known.sum() == 3
 
 
 # --- FedBN

@@ -29,7 +29,8 @@ from benchmarks.hdc_fl.images import Images, NoImages, prepared
 from benchmarks.hdc_fl.paired import difference
 from benchmarks.hdc_fl.results import MixedResults, Result, machine, read_all, there, write
 from benchmarks.hdc_fl.sweep import HERE, Bench, arguments, bench_of, dry, rows_of, run_all
-from benchmarks.hdc_fl.tables import gap, markdown, points, titles
+from benchmarks.hdc_fl.tables import titles
+from benchmarks.hdc_fl.text import gap, markdown, points
 
 # few clients, averaged after every epoch, until central training gains no more: before that FedAvg lags behind for want of rounds alone
 NEAR_IID: Settings = {"partition": "dirichlet", "alpha": 100.0, "clients": 5, "epochs": 1}
@@ -98,6 +99,8 @@ def centrally(jobs: Sequence[Job], bench: Bench) -> list[dict[str, Any]]:
 
 def against_central(results: Sequence[Result], made: Sequence[dict[str, Any]]) -> str:
     """Both, and how far apart they are, by seed."""
+    if not results:
+        return "No run of FedAvg is there.\n"
     both = {r.seed: (r, c) for r in results for c in made if r.seed == c["seed"]}
     if any(r.content["images"]["digest"] != c["images"]["digest"] for r, c in both.values()):
         raise MixedResults("central training and FedAvg were on different images; delete the older of their results")

@@ -32,9 +32,9 @@ def rows(grid: Grid) -> Iterable[tuple[object, ...]]:
                 yield (grid.kind, cell.number, cell.title, row, figure, cell.clients, len(cell.seeds), f"{value:.6f}", _short(std),
                        *gap, "")
     for figure in FIGURES:
-        ranks = grid.ranks(figure) if grid.complete else {}
+        ranks = grid.ranks(figure) if grid.whole else {}
         for row, value in grid.averages(figure).items():
-            yield (grid.kind, "all", f"mean of {len(grid.cells)} configurations", row, figure, "", "", f"{value:.6f}", "",
+            yield (grid.kind, "all", f"mean of configurations {' '.join(map(str, grid.whole))}", row, figure, "", "", f"{value:.6f}", "",
                    *_interval(grid.macro_against(row, figure)), f"{ranks[row]:.3f}")
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.hdc_fl.configurations import OURS
+from benchmarks.hdc_fl.configurations import CONFIGURATIONS, OURS
 from benchmarks.hdc_fl.paired import FIGURES, Difference, average_ranks, difference, macro, over_seeds
 from benchmarks.hdc_fl.results import Result, check_comparable
 
@@ -52,31 +52,42 @@ class Grid:
     rows: tuple[str, ...]
 
     @cached_property
-    def complete(self) -> tuple[str, ...]:
-        """The methods with results in every configuration: only they have averages and ranks."""
-        return tuple(row for row in self.rows if all(row in cell.scores for cell in self.cells.values()))
+    def whole(self) -> Mapping[int, Cell]:
+        """The configurations in which every method has results: only they are in averages, ranks and counts."""
+        return {number: cell for number, cell in self.cells.items() if not self.missing(cell)}
+
+    def missing(self, cell: Cell) -> tuple[str, ...]:
+        """The methods that have no result in a configuration."""
+        return tuple(row for row in self.rows if row not in cell.scores)
 
     def averages(self, figure: str) -> dict[str, float]:
-        """Macro-average over configurations, by method."""
-        return {row: float(np.mean([cell.figure(row, figure) for cell in self.cells.values()])) for row in self.complete}
+        """Macro-average over whole configurations, by method; empty if there is none."""
+        return {row: float(np.mean([cell.figure(row, figure) for cell in self.whole.values()])) for row in self.rows if self.whole}
 
     def ranks(self, figure: str) -> dict[str, float]:
-        return average_ranks([{row: cell.figure(row, figure) for row in self.complete} for cell in self.cells.values()])
+        return average_ranks([{row: cell.figure(row, figure) for row in self.rows} for cell in self.whole.values()])
 
     @cached_property
     def differences(self) -> dict[tuple[int, str, str], Difference]:
         """(configuration, method, figure) -> HDC-FL less the method; the same draws for all methods of a configuration."""
-        return {(number, row, figure): difference(cell.scores[OURS], cell.scores[row], figure, seed=number)
+        return {(number, row, figure): difference(cell.scores[OURS], cell.scores[row], figure, seed=_clients_of(number))
                 for number, cell in self.cells.items() if OURS in cell.scores
                 for row in cell.scores if row != OURS for figure in FIGURES}
 
     def against(self, row: str, figure: str) -> list[Difference]:
-        """HDC-FL less ``row`` in every configuration that has both."""
-        return [d for (_, other, name), d in self.differences.items() if (other, name) == (row, figure)]
+        """HDC-FL less ``row`` in every whole configuration."""
+        return [d for (number, other, name), d in self.differences.items() if (other, name) == (row, figure) and number in self.whole]
 
     def macro_against(self, row: str, figure: str) -> Difference | None:
-        """The macro-averaged difference; None for methods that are not complete, and HDC-FL itself."""
-        return macro(self.against(row, figure)) if row != OURS and {OURS, row} <= set(self.complete) else None
+        """The macro-averaged difference; None for HDC-FL itself, and without a whole configuration."""
+        found = self.against(row, figure)
+        return macro(found) if found else None
+
+
+def _clients_of(number: int) -> int:
+    """The first configuration with the same clients: those that differ in the encoder alone are drawn from together."""
+    cell = CONFIGURATIONS[number]
+    return next(n for n, other in CONFIGURATIONS.items() if (other.data, other.shift) == (cell.data, cell.shift))
 
 
 def grid_of(results: Iterable[Result], rows: Sequence[str], kind: Kind, titles: Mapping[int, str]) -> Grid:

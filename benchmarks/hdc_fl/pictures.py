@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.hdc_fl.configurations import CONTROL, OURS, PLAIN
+from benchmarks.hdc_fl.configurations import CONTROL, GRID, OURS, PLAIN
 from benchmarks.hdc_fl.grid import Cell, Grid
 from benchmarks.hdc_fl.paired import FIGURES
 
@@ -26,7 +26,7 @@ MARKS = {"mean": ("o", GREY, "mean"), "bottom20": ("D", BLUE, "bottom 20 %"), "w
 
 def draw(grid: Grid, out: Path) -> None:
     """``averages.png``, ``differences.png`` and ``clients.png`` in ``out``; the first two as soon as there are averages."""
-    if len(grid.complete) > 1:
+    if grid.whole:
         save(averages(grid), out / "averages.png")
     if grid.differences:
         save(differences(grid), out / "differences.png")
@@ -36,7 +36,7 @@ def draw(grid: Grid, out: Path) -> None:
 def averages(grid: Grid) -> Figure:
     """Macro-averaged mean, bottom 20 % and worst of every method, the best bottom 20 % on top."""
     values = {figure: grid.averages(figure) for figure in FIGURES}
-    order = sorted(grid.complete, key=lambda row: values["bottom20"][row])
+    order = sorted(grid.rows, key=lambda row: values["bottom20"][row])
     figure, axes = canvas(7.2, 0.30 * len(order) + 1.3)
     for place, row in enumerate(order):
         axes.plot([100 * values["worst"][row], 100 * values["mean"][row]], [place, place], color=LIGHT, lw=3, zorder=1)
@@ -48,7 +48,7 @@ def averages(grid: Grid) -> Figure:
     axes.set_yticks(range(len(order)), order)
     for label in axes.get_yticklabels():
         label.set_fontweight("bold" if label.get_text() == OURS else "normal")
-    axes.set_xlabel(f"served accuracy in %, mean of {len(grid.cells)} configurations")
+    axes.set_xlabel(f"served accuracy in %, mean of {len(grid.whole)} of {len(GRID)} configurations")
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
     return figure
 

@@ -17,14 +17,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from benchmarks.hdc_fl.configurations import CONFIGURATIONS, GRID, METHODS, ROWS, SCALES, VARIANTS, Job, Settings, planned
+from benchmarks.hdc_fl.configurations import CONFIGURATIONS, GRID, METHODS, RATES, ROWS, SCALES, VARIANTS, Job, Settings, planned
 from benchmarks.hdc_fl.cost import estimate, hours, of_machine
 from benchmarks.hdc_fl.images import NoImages, prepared
 from benchmarks.hdc_fl.results import MixedResults, Result, machine, read_all, there
@@ -182,6 +182,13 @@ def chosen_values(scale: str) -> dict[str, Settings]:
     return json.loads(path.read_text(encoding="utf-8"))["chosen"] if path.exists() else {}
 
 
+def unsearched(rows: Sequence[str], chosen: Mapping[str, Settings]) -> list[str]:
+    """The methods behind ``rows`` for which the search chose nothing, or something that is not searched any more."""
+    of = dict.fromkeys(ROWS[row].as_of or row for row in rows)
+    known = {row: [*ROWS[row].rates(), *(t for rate in RATES for t in ROWS[row].last(rate))] for row in of}
+    return [row for row in of if chosen.get(row) not in known[row]]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     arguments(parser)
@@ -192,7 +199,10 @@ def main() -> int:
     parser.add_argument("--untuned", action="store_true", help="go without the values that tune.py chose")
     a = parser.parse_args()
     bench, changed = bench_of(a, "runs")
-    jobs = planned(a.scale, tuple(a.configurations), rows_of(a.rows), tuple(a.seeds), {} if a.untuned else chosen_values(a.scale), changed)
+    rows, chosen = rows_of(a.rows), {} if a.untuned else chosen_values(a.scale)
+    if not (a.untuned or a.dry) and (without := unsearched(rows, chosen)):
+        sys.exit(f"no values are chosen for {', '.join(without)}: run benchmarks.hdc_fl.tune first, or go on with --untuned")
+    jobs = planned(a.scale, tuple(a.configurations), rows, tuple(a.seeds), chosen, changed)
     try:
         if a.dry:
             print(dry(jobs, bench))

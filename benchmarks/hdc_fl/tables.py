@@ -16,16 +16,22 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.hdc_fl.conditions import budgets, check_chosen, costs, search, troubles
 from benchmarks.hdc_fl.configurations import CONFIGURATIONS, CONTROL, GRID, METHODS, OURS, PLAIN, SCALES, VARIANTS
 from benchmarks.hdc_fl.csv_files import write_figures
 from benchmarks.hdc_fl.grid import Cell, Grid, grid_of
-from benchmarks.hdc_fl.paired import FIGURES, MARGIN, Difference, over_seeds, win_tie_loss
+from benchmarks.hdc_fl.paired import FIGURES, MARGIN, over_seeds, win_tie_loss
 from benchmarks.hdc_fl.pictures import draw
 from benchmarks.hdc_fl.results import MixedResults, Result, read_all
+from benchmarks.hdc_fl.text import gap, markdown, points
 
 HERE = Path(__file__).resolve().parent
 SHOWN = {"mean": "mean", "worst": "worst", "bottom20": "bottom 20 %"}
-WHEN = {"served": "before local training: what a method delivers", "adapted": "after a round of local training"}
+WHEN = {"served": "what a method delivers", "adapted": "after a round of local training"}
+ABOUT = {"served": "Before any local training, but for fedavg-ft and fedbabu, which *are* fine-tuning: theirs is the score after it.\n",
+         "adapted": "After the last round's local training. HDC-FL trains as FedPer does and its control as it does, so that these three "
+                    "differ in the chosen rate alone; fedavg-ft's is FedAvg's and fedbabu's its encoder's, before their fine-tuning.\n"}
+GROUPING = ("ifca", "cfl")
 
 
 def titles(results: Iterable[Result]) -> dict[int, str]:
@@ -40,38 +46,21 @@ def titles(results: Iterable[Result]) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """One table."""
-    lines = [head, [" --- ", *[" ---: "] * (len(head) - 1)]]
-    return "\n".join("| " + " | ".join(cell.strip() for cell in cells) + " |" for cells in [*lines, *rows]) + "\n"
-
-
-def points(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def gap(d: Difference | None) -> str:
-    """``+1.2 [+0.3, +2.0]`` in points; bold where the interval leaves 0 out."""
-    if d is None:
-        return "–"
-    told = f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
-    return f"**{told}**" if d.clear else told
-
-
 def summary(grid: Grid) -> str:
     """Macro-averages, average ranks, and HDC-FL against each method."""
-    if not grid.complete:
-        return "No method has results in every configuration yet, so there are no averages.\n"
+    if not grid.whole:
+        return "No configuration has results of every method yet, so there are no averages.\n"
     averages, ranks = ({name: of(name) for name in FIGURES} for of in (grid.averages, grid.ranks))
     head = ["method", *SHOWN.values(), *(f"rank, {shown}" for shown in SHOWN.values()), "HDC-FL less this: mean", "worst", "bottom 20 %",
-            "bottom 20 %: win / tie / loss", "of them clear of 0"]
+            "win / tie / loss: mean", "worst", "bottom 20 %", "of these clear of 0"]
     rows = []
-    for row in sorted(grid.complete, key=lambda name: -averages["bottom20"][name]):
-        against = grid.against(row, "bottom20")
-        clear = f"{sum(d.low > 0 for d in against)} / {sum(d.high < 0 for d in against)}"
-        record = [" / ".join(map(str, win_tie_loss([d.value for d in against]))), clear] if against else ["–", "–"]
+    for row in sorted(grid.rows, key=lambda name: -averages["bottom20"][name]):
+        against = {f: grid.against(row, f) for f in FIGURES}
+        record = [" / ".join(map(str, win_tie_loss([d.value for d in found]))) if found else "–" for found in against.values()]
+        tail = against["bottom20"]
+        record.append(f"{sum(d.low > 0 for d in tail)} / {sum(d.high < 0 for d in tail)}" if tail else "–")
         rows.append([row, *(best(averages[f], row) for f in FIGURES), *(f"{ranks[f][row]:.1f}" for f in FIGURES),
-                     *(gap(grid.macro_against(row, f)) for f in FIGURES), *record])
+                     *(gap(grid.macro_against(row, f), f) for f in FIGURES), *record])
     return markdown(head, rows)
 
 
@@ -82,9 +71,10 @@ def best(values: Mapping[str, float], row: str) -> str:
 
 
 def matrix(grid: Grid, figure: str) -> str:
-    """Methods by configurations."""
+    """Methods by configurations; how many seeds each has stands above it."""
     rows = [[row, *(points(cell.figure(row, figure)) if row in cell.scores else "–" for cell in grid.cells.values())] for row in grid.rows]
-    return markdown(["method", *map(str, grid.cells)], rows)
+    heads = [f"{n} ({len(cell.seeds)} seed{'s' * (len(cell.seeds) > 1)})" for n, cell in grid.cells.items()]
+    return markdown(["method", *heads], rows)
 
 
 def details(cell: Cell, grid: Grid) -> str:
@@ -93,10 +83,10 @@ def details(cell: Cell, grid: Grid) -> str:
     for row, runs in cell.scores.items():
         found = {figure: over_seeds(runs, figure) for figure in FIGURES}
         cells = [points(value) + (f" ± {100 * std:.1f}" if std is not None else "") for value, std in found.values()]
-        rows.append([row, *cells, *(gap(grid.differences.get((cell.number, row, figure))) for figure in FIGURES)])
+        rows.append([row, *cells, *(gap(grid.differences.get((cell.number, row, figure)), figure) for figure in FIGURES)])
     seeds = f"seed{'s' * (len(cell.seeds) > 1)} {', '.join(map(str, cell.seeds))}"
     more = f"; seeds {', '.join(map(str, cell.left_out))} left out, since not every method has them" if cell.left_out else ""
-    more += f"; {cell.unscored} clients without test images left out" if cell.unscored else ""
+    more += f"; {cell.unscored} clients left out, which have no score under some method" if cell.unscored else ""
     smallest = min(min(r.content["clients"]["n_test"]) for runs in cell.results.values() for r in runs)
     told = f"#### {cell.number}. {cell.title}\n\n{cell.clients} clients, {seeds}{more}; the smallest test set has {smallest} images.\n\n"
     return told + markdown(["method", *SHOWN.values(), *(f"HDC-FL less this: {shown}" for shown in SHOWN.values())], rows)
@@ -108,36 +98,51 @@ def groups(grid: Grid) -> str:
     for number, cell in grid.cells.items():
         found = [r.content["clusters"] for r in cell.results.get(OURS, ()) if r.content.get("clusters")]
         shape, ari = ([c[key] for c in found if c.get(key) is not None] for key in ("silhouette", "adjusted_rand"))
-        rows.append([f"{number}. {cell.title}", *(gap(grid.differences.get((number, CONTROL, figure))) for figure in FIGURES),
+        others = [", ".join(str((r.content.get("clusters") or {}).get("k", "–")) for r in cell.results.get(row, ())) for row in GROUPING]
+        rows.append([f"{number}. {cell.title}", *(gap(grid.differences.get((number, CONTROL, figure)), figure) for figure in FIGURES),
                      ", ".join(str(c["k"]) for c in found) or "–", ", ".join(f"{s:.2f}" for s in shape) or "–",
-                     ", ".join(f"{a:.2f}" for a in ari) or "–"])
+                     ", ".join(f"{a:.2f}" for a in ari) or "–", *(told or "–" for told in others)])
     head = ["configuration", *(f"HDC-FL less random clusters: {shown}" for shown in SHOWN.values()), "clusters, by seed", "silhouette",
-            "agreement with true groups (adjusted Rand)"]
+            "agreement with true groups (adjusted Rand)", *(f"clusters of {row}" for row in GROUPING)]
     return markdown(head, rows)
 
 
 def bars(grid: Grid) -> str:
     """What the project set out to show, with the figures, reached or not."""
-    if OURS not in grid.complete or len(grid.complete) < 2:
-        return "Not all runs are there yet.\n"
-    lines = []
+    if not grid.whole or not set(METHODS) <= set(grid.rows):
+        return "Not all methods are there yet.\n"
+    lines = [] if len(grid.whole) == len(GRID) else [f"So far, over {named_numbers(grid.whole)}:\n"]
     for figure in ("worst", "bottom20"):
         others = {row: value for row, value in grid.averages(figure).items() if row != OURS}
         first, ours = max(others, key=others.__getitem__), grid.averages(figure)[OURS]
+        d = grid.macro_against(first, figure)
         lines.append(verdict(ours > others[first], f"macro-averaged {SHOWN[figure]}: HDC-FL {points(ours)}, the best other row, {first}, "
-                             f"{points(others[first])}; difference {gap(grid.macro_against(first, figure))}"))
+                             f"{points(others[first])}; difference {gap(d, figure)}", sure=d is not None and d.clear))
     rivals = {row: value for row, value in grid.averages("mean").items() if row not in (OURS, CONTROL)}
     first, ours = max(rivals, key=rivals.__getitem__), grid.averages("mean")[OURS]
     lines.append(verdict(ours >= rivals[first] - 0.005, f"macro-averaged mean within 0.5 points of the best rival: HDC-FL {points(ours)}, "
                          f"{first} {points(rivals[first])}"))
-    below = {n: d for (n, row, figure), d in grid.differences.items() if (row, figure) == (PLAIN, "bottom20") and d.value < -0.01}
+    below = {n: d for (n, row, figure), d in grid.differences.items()
+             if n in grid.whole and (row, figure) == (PLAIN, "bottom20") and d.value < -0.01}
     told = "; ".join(f"{n}: {gap(d)}" for n, d in below.items()) or "none"
     lines.append(verdict(not below, f"configurations in which bottom 20 % is more than 1 point below FedPer's: {told}"))
     return "\n".join(lines) + "\n"
 
 
-def verdict(reached: bool, told: str) -> str:
-    return f"- {'reached' if reached else '**not reached**'}: {told}"
+def verdict(reached: bool, told: str, sure: bool = True) -> str:
+    return f"- {('reached' if sure else 'ahead, but not clear of 0') if reached else '**not reached**'}: {told}"
+
+
+def named_numbers(numbers: Iterable[int]) -> str:
+    """``2 of 11 configurations (1, 5)``."""
+    found = list(numbers)
+    return f"{len(found)} of {len(GRID)} configurations ({', '.join(map(str, found))})"
+
+
+def left_out(grid: Grid) -> str:
+    """The configurations that are in no average, and what they lack; "" if there is none."""
+    lacking = [f"{n} (without {', '.join(missing)})" for n, cell in grid.cells.items() if (missing := grid.missing(cell))]
+    return f"In no average, since methods are missing: {'; '.join(lacking)}.\n" if lacking else ""
 
 
 def raw(results: Sequence[Result], rows: Sequence[str], grid: Grid) -> str:
@@ -151,73 +156,44 @@ def raw(results: Sequence[Result], rows: Sequence[str], grid: Grid) -> str:
     return markdown(["method", *SHOWN.values()], found)
 
 
-def costs(results: Sequence[Result]) -> str:
-    """Core-hours by machine, and CPU by method beside FedPer's on the same machine and configuration; machines are never mixed."""
-    lines = []
-    for identity in dict.fromkeys(r.content["machine"]["id"] for r in results):
-        mine = [r for r in results if r.content["machine"]["id"] == identity]
-        of = mine[0].content["machine"]
-        cpu, wall = (sum(r.content["seconds"][key] for r in mine) / 3600 for key in ("cpu", "wall"))
-        base = {(r.configuration, r.seed): r.content["seconds"]["cpu"] for r in mine if r.row == PLAIN}
-        ratios = {row: [r.content["seconds"]["cpu"] / base[r.configuration, r.seed] for r in mine
-                        if r.row == row and (r.configuration, r.seed) in base] for row in dict.fromkeys(r.row for r in mine)}
-        told = ", ".join(f"{row} {mean(found):.2f}" for row, found in ratios.items() if found)
-        kind = of["gpu"] or f"{of['cpu']}, {of['cores']} cores"
-        lines.append(f"- machine {identity} ({kind}): {len(mine)} runs, {cpu:.2f} core-hours, {wall:.2f} hours at work. "
-                     f"CPU beside FedPer's: {told or '–'}")
-    return "\n".join(lines) + "\n"
-
-
-def budgets(results: Sequence[Result], tuned: Mapping[str, Any]) -> str:
-    """What every run had, and how its settings were chosen."""
-    of = results[0].content["settings"]
-    each = sorted({tuple(r.content["settings"][key] for key in ("clients", "rounds", "epochs", "batch")) for r in results})
-    lines = ["Every method, in a configuration: the same split, model, first weights, clients, rounds, local epochs and batch ("
-             + "; ".join("{} clients, {} rounds of {} epochs, batch {}".format(*values) for values in each)
-             + f"), SGD with momentum {of.get('momentum', 0.9)}, BatchNorm recomputed on each client's own training images before scoring."]
-    if not tuned:
-        return lines[0] + " Settings are the defaults: no search has been made.\n"
-    lines.append(f"Learning rate and one setting of its own were searched for every method on {tuned['images']}, configuration "
-                 f"{tuned['configuration']}, on a validation split of the training images: {tuned['tries']} tries each, of "
-                 f"{tuned['rounds']} rounds; chosen by {tuned['criterion']}.\n")
-    rows = [[row, ", ".join(f"{key} = {value}" for key, value in chosen.items()),
-             f"{points(tuned['scores'][row][0])} to {points(tuned['scores'][row][1])}"] for row, chosen in tuned["chosen"].items()]
-    return "\n".join([*lines, markdown(["method", "chosen", "validation, worst to best try"], rows)])
-
-
 def report(results: Sequence[Result], tuned: Mapping[str, Any], scale: str) -> tuple[str, list[Grid]]:
     """The whole text, and the two grids."""
     results = [r for r in results if r.configuration in GRID]
+    check_chosen(results, tuned)
     named, rows = titles(results), tuple(METHODS)
     grids = [grid_of(results, rows, kind, named) for kind in ("served", "adapted")]
     parts = [f"# HDC-FL beside its rivals, {scale} scale\n",
-             "Written by `python -m benchmarks.hdc_fl.tables`; accuracy in %, over clients.\n", budgets(results, tuned)]
+             "Written by `python -m benchmarks.hdc_fl.tables`; accuracy in %, over clients.\n", budgets(results), search(tuned)]
     for grid in grids:
         if not grid.cells:
             continue
-        parts += [f"## {grid.kind.capitalize()}: {WHEN[grid.kind]}\n", f"### Over {len(grid.cells)} configurations\n", legend(),
-                  summary(grid)]
+        parts += [f"## {grid.kind.capitalize()}: {WHEN[grid.kind]}\n", f"### Over {named_numbers(grid.whole)}\n", left_out(grid),
+                  ABOUT[grid.kind], legend(), summary(grid)]
         parts += ["### What was to be shown\n", bars(grid), "### What the heads knew\n", groups(grid)] if grid.kind == "served" else []
         parts += [f"### {SHOWN[figure].capitalize()}, by configuration\n\n{matrix(grid, figure)}" for figure in FIGURES]
         parts += ["### Each configuration\n", *(details(cell, grid) for cell in grid.cells.values())]
     parts += ["## Served, BatchNorm statistics as averaged\n", raw(results, rows, grids[0])]
-    extra = grid_of(results, (OURS, *VARIANTS), "served", named) if any(r.row in VARIANTS for r in results) else None
+    extra = grid_of(results, (OURS, CONTROL, *VARIANTS), "served", named) if any(r.row in VARIANTS for r in results) else None
     if extra is not None:
         extra = subset(extra)
-        parts += ["## Variants of HDC-FL, served\n", f"Configurations {', '.join(map(str, extra.cells))}.\n", summary(extra),
+        seeds = sorted({seed for cell in extra.cells.values() for seed in cell.seeds})
+        parts += ["## Variants of HDC-FL, served\n", f"Configurations {', '.join(map(str, extra.cells))}; seeds "
+                  f"{', '.join(map(str, seeds))}, which all of them have; HDC-FL's chosen values but for what is named.\n", summary(extra),
                   *(matrix(extra, figure) for figure in ("mean", "bottom20"))]
-    return "\n".join([*parts, "## Cost\n", costs(results)]), grids
+    return "\n".join([*parts, "## Cost\n", troubles(results), costs(results, tuned)]), grids
 
 
 def subset(grid: Grid) -> Grid:
     """Only the configurations in which a variant has run."""
-    return Grid(grid.kind, {n: cell for n, cell in grid.cells.items() if len(cell.scores) > 1}, grid.rows)
+    return Grid(grid.kind, {n: cell for n, cell in grid.cells.items() if VARIANTS.keys() & cell.scores.keys()}, grid.rows)
 
 
 def legend() -> str:
     return (f"Macro-averages and mean ranks over configurations; 95 % intervals by paired bootstrap over seeds and clients, bold where "
-            f"they leave 0 out; a tie is a difference of at most {100 * MARGIN:g} points; the last column counts intervals above / below "
-            "0.\n")
+            f"they leave 0 out (of a minimum never: no draw is below the worst client seen). Where a configuration has one seed they are "
+            f"over its clients alone, and what another split and other first weights would change is not in them. Nothing is corrected for "
+            f"the number of comparisons: of twenty bold differences one is chance. A tie is a difference of at most {100 * MARGIN:g} "
+            f"points; the last column counts intervals of the bottom 20 % above / below 0.\n")
 
 
 def main() -> None:

@@ -101,11 +101,12 @@ def opened(scale: str, data: str, folder: Path) -> Source:
 
 def prepared(scale: str, data: str, tuning: bool, folder: Path, work: Path, limit: int = 0) -> Images:
     """The file in ``work``, made if it is not there; ``limit`` keeps about so many images in all, for a look."""
-    path = work / f"{scale}-{data}{f'-{limit}' * bool(limit)}{'-tuning' * tuning}.npz"
+    train, test = SCALES[scale].images[data]
+    # named by what is in it, so that other counts are never taken for these
+    path = work / f"{scale}-{data}-{limit or f'{train}x{test}'}{'-tuning' * tuning}.npz"
     if not path.is_file():
         work.mkdir(parents=True, exist_ok=True)
         source = opened(scale, data, folder)
-        train, test = SCALES[scale].images[data]
         if limit:
             classes = len(source.class_names)
             train, test = max(2, limit // classes), max(1, limit // classes // FRACTION_TO_TEST)

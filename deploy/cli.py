@@ -27,6 +27,7 @@ DEPLOYMENT = {
     "stop": "end a run",
     "join": "make a new data set a client of a finished run",
     "donor-swap": "let clients try each other's encoders: do those fit best whose heads are most alike?",
+    "recluster": "what a finished hdc-fl run would have served with other clusters, without training",
     "predict": "let a client's personal model classify images",
     "export": "a client's personal model as a file for other programs",
     "data": "look at data before a run",

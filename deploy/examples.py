@@ -53,6 +53,8 @@ COMMANDS: dict[str, Help] = {
     "stop": Help(("stop", "stop 2744540565070331314"), "0 the run is stopped", "2 no such run goes on, 130 interrupted (Ctrl-C)"),
     "join": Help(("join --run shapes-run --data folder:west --name west",), "0 it joined, 1 it could not"),
     "donor-swap": Help(("donor-swap fedper-run", "donor-swap fedper-run --donors 3")),
+    "recluster": Help(("recluster hdc-run",
+                       "recluster hdc-run --try hdc-fl.temperature=0.1 --try 'hdc-fl.num-clusters=4 hdc-fl.shrink=true'")),
     "predict": Help(("predict --run shapes-run --client client-003 west/disc shapes/ring/001.png --out answers.csv",
                      "predict --state-dir sites/north --client north scans --format json"),
                     "0 done, 1 a file could not be used (its row says why)"),

@@ -7,7 +7,6 @@ the network, but whoever has all its folders can. Nothing of the run changes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,18 +16,13 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from server_app.donor_swap import OnDonor, shelved, swap, write
-from server_app.encoder_shelf import EncoderShelf
-from server_app.initial import initial_model
-from server_app.join import HELLO_WAIT, load_state
-from server_app.record import held_out_before
-from server_app.roster import Roster
+from server_app.finished_state import finished_strategy
 from server_app.rounds import Plan
-from strategies.adapter import RuleStrategy, strategy_of
+from strategies.adapter import RuleStrategy
 from strategies.config import ConfigError
 from strategies.donor_swap import Donors, donors_by_heads
 from strategies.movement import is_statistic
 from strategies.registry import Settings
-from strategies.split_hash import combined_hash
 from strategies.types import Slots, Tensors
 
 # a client's personal model by its slots, or None if it has none
@@ -49,14 +43,7 @@ def swap_finished(grid: Grid, folder: Path, settings: Settings, personal: Person
         If a client cannot take part.
     """
     run = settings.run
-    roster = Roster(run.seed, run.fraction)
-    roster.gather(grid, run.clients, wait=HELLO_WAIT, deadline=min(run.deadline, HELLO_WAIT))
-    roster.hold_out(0, before=held_out_before(folder) or ())
-    _check_data(folder, roster)
-    hello = roster.hellos[roster.names()[0]]
-    start = initial_model(settings, hello.classes, hello.input_shape)
-    strategy = strategy_of(settings, start, EncoderShelf(folder / "shelf"), roster)
-    load_state(strategy, folder)
+    strategy, start = finished_strategy(grid, folder, settings)
     donors, encoder_of = _sources(strategy, start["head"], personal, heads)
     found = swap(grid, strategy, Plan(run.rounds, run.deadline, run.quorum, done=run.rounds), donors, encoder_of, run.donor_swap,
                  on_donor=on_donor)
@@ -110,15 +97,3 @@ def private_heads(settings: Settings, names: Iterable[str], personal: Personal) 
 def same_weights(one: Tensors, other: Tensors) -> bool:
     """Whether two model parts are the same but for BatchNorm statistics, which every client re-estimates."""
     return all(np.array_equal(tensor, other[name]) for name, tensor in one.items() if not is_statistic(name))
-
-
-def _check_data(folder: Path, roster: Roster) -> None:
-    try:
-        before: Mapping[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        if not isinstance(before, dict):
-            raise ValueError("it holds no object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read {folder / 'summary.json'}: {error}; restore it from a copy") from None
-    now = combined_hash({name: hello.split_digest for name, hello in roster.hellos.items()}, roster.held_out())
-    if before.get("split_hash") not in ("", None, now):
-        raise ConfigError("the clients now hold other samples than in the run; restore the data set")

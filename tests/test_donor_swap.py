@@ -22,9 +22,10 @@ from deploy.cli import main
 from deploy.donor_swap import table
 from server_app.donor_swap import Swapped
 from server_app.donor_swap_findings import cosine, findings_of
-from server_app.donor_swap_finished import _check_data, private_heads
+from server_app.donor_swap_finished import private_heads
 from server_app.donor_swap_section import donor_swap_section, drop_figure, map_figure
 from server_app.encoder_shelf import EncoderShelf
+from server_app.finished_state import check_data
 from server_app.summary import Findings, clustering, plain
 from strategies.config import ConfigError
 from strategies.contract import WireViolation
@@ -344,7 +345,7 @@ def test_a_swap_needs_two_personal_models(count: int, said: str) -> None:
 def test_a_damaged_summary_is_no_traceback(text: str, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(ConfigError, match="cannot read .*summary.json: .*; restore it from a copy"):
-        _check_data(tmp_path, SimpleNamespace(hellos={}))  # type: ignore[arg-type]
+        check_data(tmp_path, SimpleNamespace(hellos={}))  # type: ignore[arg-type]
 
 
 # ---- groups of other methods in the summary ---------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def projected_ari(run_folder: Path, projections: int = 5) -> list[float]:
     the descriptor and the clustering once more. The shared trajectory does not depend on the projection, so nothing
     else of the run would change."""
     from client_app.local.store import LocalStore
-    from strategies.hdc_fl import Config
+    from strategies.hdc_config import Config
     from strategies.head_clusters import adjusted_rand, cluster
     from strategies.head_descriptor import flat_signal, project
     from strategies.seeds import derive_seed

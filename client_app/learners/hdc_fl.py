@@ -15,7 +15,7 @@ from client_app.data.client_data import ClientData
 from client_app.learner import Reply, Trainer
 from client_app.local.store import LocalStore
 from strategies.cache_config import Config as CacheConfig
-from strategies.hdc_fl import DESCRIPTOR, Config
+from strategies.hdc_config import DESCRIPTOR, Config
 from strategies.head_descriptor import flat_signal, project
 from strategies.movement import movement
 from strategies.seeds import derive_seed

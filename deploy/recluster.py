@@ -41,24 +41,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Try and show what came of it; returns the exit code, raises ``ConfigError`` for input that cannot be used."""
-    from deploy.inprocess import InProcessGrid
     from server_app.checkpoint import CheckpointError
     from server_app.encoder_shelf import ShelfError
-    from server_app.recluster import changed, recluster
+    from server_app.recluster import changed
     from server_app.roster import CannotStart
     from server_app.rounds import RunFailed
 
     importable_here()
     folder = place("RUN", options.folder)
-    settings = _finished(folder)
+    settings = finished(folder)
     tries: list[Mapping[str, Scalar]] = [{}, *(parse_overrides([text]) for text in options.tries or USUAL)]
     for given in tries:
         changed(settings, given)  # before anything is started
     with locked(folder):
         try:
-            workers = min(options.workers or cores(), settings.run.clients)
-            with logged(None), InProcessGrid(items_of_all(settings), settings.run.clients, workers) as grid, _progress() as shown:
-                found = [tried.to_json() for tried in recluster(grid, folder, settings, tries, shown)]
+            with logged(None), _progress() as shown:
+                found = tried(folder, settings, tries, options.workers or cores(), shown)
         except CannotStart as error:
             raise ConfigError(str(error)) from error
         except (RunFailed, CheckpointError, ShelfError) as error:
@@ -72,7 +70,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _finished(folder: Path) -> Settings:
+def tried(folder: Path, settings: Settings, tries: Sequence[Mapping[str, Scalar]], workers: int,
+          on_try: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
+    """What the run in ``folder`` would have served under each of ``tries``; raises as ``server_app.recluster`` does."""
+    from deploy.inprocess import InProcessGrid
+    from server_app.recluster import recluster
+
+    with InProcessGrid(items_of_all(settings), settings.run.clients, min(workers, settings.run.clients)) as grid:
+        return [found.to_json() for found in recluster(grid, folder, settings, tries, on_try)]
+
+
+def finished(folder: Path) -> Settings:
     """Settings of the finished run in ``folder``, whose clients all lie on this machine."""
     saved = saved_settings(folder)
     if not (folder / "summary.json").exists():

@@ -32,7 +32,18 @@ from benchmarks.hdc_fl.cost import estimate, hours, of_machine, reckoned
 from benchmarks.hdc_fl.encoders import resnet18
 from benchmarks.hdc_fl.grid import _clients_of, grid_of
 from benchmarks.hdc_fl.images import Images, NoImages, Source, chosen, digest, prepared
-from benchmarks.hdc_fl.results import BUDGET, MixedResults, Result, check_comparable, machine, read, read_all, there, write
+from benchmarks.hdc_fl.results import (
+    BUDGET,
+    MixedResults,
+    Result,
+    check_comparable,
+    machine,
+    read,
+    read_all,
+    there,
+    with_reclustered,
+    write,
+)
 from strategies.registry import parse_run_config
 
 ROOT = Path(__file__).parents[1]
@@ -242,22 +253,22 @@ def test_every_planned_run_can_be_run(scale: str) -> None:
     values = {row: method.rates()[-1] for row, method in METHODS.items() if not method.as_of}
     jobs = planned(scale, tuple(CONFIGURATIONS), tuple(ROWS), (0,), values, {})
     tried = [*searches(scale, tuple(METHODS), {}), *searches(scale, tuple(METHODS), {}, best=dict.fromkeys(METHODS, 0.05))]
-    assert len({job.name for job in jobs}) == len(jobs) == 12 * len(ROWS)
+    own = [row for row in ROWS if not ROWS[row].reclustered]
+    assert len({job.name for job in jobs}) == len(jobs) == 12 * len(own) and CONTROL not in own
     for job in [*jobs, *tried]:
         parse_run_config(dict(job.settings))
     per_method = {row: sum(job.row.startswith(f"{row} try") for job in tried) for row in METHODS}
     assert per_method == {row: 0 if row == CONTROL else 5 for row in METHODS}  # the same search for all, and the control's is HDC-FL's
-    of = {(job.row, job.configuration, job.seed): job.settings for job in jobs}
-    ours, control = of[OURS, 3, 0], of[CONTROL, 3, 0]
-    assert {k: v for k, v in control.items() if ours.get(k) != v} == {"hdc-fl.grouping": "random"}
+    assert sweep.reclustered_of(next(job for job in jobs if job.row == OURS))[CONTROL] == {"hdc-fl.grouping": "random"}
+    assert not any(sweep.reclustered_of(job) for job in tried)
     # no search buys a larger budget, and none sees a test image or a seed of the results
     assert not any(set(t) & set(BUDGET) for method in METHODS.values() for t in [*method.rates(), *method.last(0.05)])
     assert all(job.tuning and job.settings["test-split"] == "own" and job.seed not in (0, 1, 2) for job in tried)
 
 
 def test_a_variant_keeps_what_makes_it() -> None:
-    job = planned("lite", (1,), ("hdc-fl, refresh every round",), (0,), {OURS: {"lr": 0.5, "hdc-fl.refresh-every": 9}}, {})[0]
-    assert (job.settings["lr"], job.settings["hdc-fl.refresh-every"]) == (0.5, 1)
+    job = planned("lite", (1,), ("hdc-fl, better of both",), (0,), {OURS: {"lr": 0.5, "hdc-fl.serve": "mixture"}}, {})[0]
+    assert (job.settings["lr"], job.settings["hdc-fl.serve"]) == (0.5, "better")
 
 
 def source(train: int, test: int) -> Source:
@@ -339,6 +350,34 @@ def test_timings_of_machines_are_never_mixed(tmp_path: Path) -> None:
     assert "machine here (C, 2 cores): 2 runs, 0.04 core-hours, 0.03 hours at work. CPU beside FedPer's: fedper 1.00, hdc-fl 1.50" in told
     assert "machine away (G): 1 runs, 0.00 core-hours, 0.00 hours at work. CPU beside FedPer's: –" in told
     assert machine("named")["id"] == "named" and machine()["id"] == machine()["id"] and len(machine()["id"]) == 8
+
+
+# what comes out of a run without another one
+
+def test_rows_of_other_clusters_come_out_of_the_run(tmp_path: Path) -> None:
+    told = {CONTROL: {"served": [0.5, None], "served_raw": {"mean": 0.4, "worst": 0.4, "bottom20": 0.4}, "clusters": {"k": 3}}}
+    ours = result(5, OURS, 0, [0.7, 0.8], tmp_path, reclustered=told)
+    first, control = with_reclustered([ours])
+    assert first is ours and (control.row, control.seed, control.split) == (CONTROL, 0, ours.split)
+    assert control.served[0] == 0.5 and np.isnan(control.served[1]) and control.content["settings"]["hdc-fl.grouping"] == "random"
+    assert control.content["served_raw"]["mean"] == 0.4 and control.content["seconds"]["cpu"] == 0.0
+    assert with_reclustered([control]) == [control]
+
+
+def test_a_whole_run_leaves_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, y = np.random.default_rng(0), np.arange(96) % 4
+    np.savez(tmp_path / "data.npz", x_train=rng.integers(0, 256, (64, 16, 16, 3), np.uint8), y_train=y[:64],
+             x_test=rng.integers(0, 256, (32, 16, 16, 3), np.uint8), y_test=y[64:], class_names=np.array(list("abcd")))
+    monkeypatch.setattr(sweep, "prepared", lambda *_: Images(tmp_path / "data.npz", "noise", "d"))
+    small: dict[str, Any] = {"clients": 4, "rounds": 2, "epochs": 1, "batch": 8, "model": "cnn", "width": 4}
+    job = planned("lite", (5,), (OURS,), (0,), {}, small)[0]
+    found = sweep.run(job, sweep.Bench(tmp_path, tmp_path, tmp_path / "runs"))
+    told = found.content["reclustered"]
+    assert told.keys() == {row for row in ROWS if ROWS[row].reclustered} and told["hdc-fl, one cluster"]["clusters"]["k"] == 1
+    assert all(len(one["served"]) == 4 and one["served_raw"]["n"] == 4 for one in told.values())
+    rows = {r.row: r.served.mean() for r in with_reclustered([found])}
+    assert rows[OURS] == pytest.approx(found.content["served"]["mean"]) and len(rows) == 1 + len(told)
+    assert list(tmp_path.glob("*.job")) == [] and list(tmp_path.glob("tmp*")) == []
 
 
 # what is told

@@ -27,7 +27,7 @@ from benchmarks.hdc_fl.configurations import ZERO, Job, Settings, planned
 from benchmarks.hdc_fl.grid import grid_of
 from benchmarks.hdc_fl.images import Images, NoImages, prepared
 from benchmarks.hdc_fl.paired import difference
-from benchmarks.hdc_fl.results import MixedResults, Result, machine, read_all, there, write
+from benchmarks.hdc_fl.results import MixedResults, Result, machine, read_all, there, with_reclustered, write
 from benchmarks.hdc_fl.sweep import HERE, Bench, arguments, bench_of, dry, rows_of, run_all
 from benchmarks.hdc_fl.tables import titles
 from benchmarks.hdc_fl.text import gap, markdown, points
@@ -153,7 +153,7 @@ def main() -> int:
         text = "\n".join([f"# Sanity anchors, {a.scale} scale\n", "Written by `python -m benchmarks.hdc_fl.anchors`.\n",
                           "## FedAvg with BatchNorm on near-IID data, beside central training\n", against_central(runs, made),
                           "## No heterogeneity: every method beside FedAvg\n",
-                          without_heterogeneity([r for r in read_all(bench.results) if r.row in rows], rows)])
+                          without_heterogeneity([r for r in with_reclustered(read_all(bench.results)) if r.row in rows], rows)])
     except (NoImages, MixedResults) as fault:
         sys.exit(str(fault))
     path = (HERE / a.scale if bench.results == HERE / a.scale / "anchors" else Path(bench.results)) / "anchors.md"

@@ -101,11 +101,13 @@ class Method:
     searched : the one setting of its own that is searched, with two values, the first of which the rates are tried with; empty if it
         has none.
     as_of : the method whose chosen values it takes over, "" if it is searched itself.
+    reclustered : its figures come from the run of ``as_of``, made anew with other clusters: to the bit those of a run of its own.
     """
 
     settings: Settings
     searched: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     as_of: str = ""
+    reclustered: bool = False
 
     def rates(self) -> list[dict[str, Value]]:
         """The settings tried first: every rate with the first own value, one more where there is none, so that all have five tries."""
@@ -130,7 +132,7 @@ def _rival(name: str, **searched: tuple[Value, ...]) -> Method:
 # 9, so that CFL's .4 and 1.6 would never split
 METHODS: dict[str, Method] = {
     OURS: _rival("hdc-fl", temperature=(0.3, 0.1)),
-    CONTROL: Method({"method": "hdc-fl", "hdc-fl.grouping": "random"}, as_of=OURS),
+    CONTROL: Method({"method": "hdc-fl", "hdc-fl.grouping": "random"}, as_of=OURS, reclustered=True),
     PLAIN: _rival("fedper"),
     "fedavg": _rival("fedavg"),
     "local-only": _rival("local-only"),
@@ -149,16 +151,19 @@ METHODS: dict[str, Method] = {
 }
 RIVALS = tuple(name for name in METHODS if name not in (OURS, CONTROL, "local-only"))
 # what METHODS.md 1.8 names to try where the mixture does not help; a table of their own, in no average or rank
+_RECLUSTERED: dict[str, Settings] = {
+    "one cluster": {"hdc-fl.num-clusters": 1},  # what FedPer serves at the same rate
+    "shrunk": {"hdc-fl.shrink": True},
+    "clusters of 3 or more": {"hdc-fl.min-cluster-size": 3},
+    "clusters of 4 or more, shrunk": {"hdc-fl.min-cluster-size": 4, "hdc-fl.shrink": True},
+    "rank by parallel analysis": {"hdc-fl.rank": "parallel"},
+    "temperature .1": {"hdc-fl.temperature": 0.1},
+    "temperature 1": {"hdc-fl.temperature": 1.0},
+}
+_RUN: dict[str, Settings] = {"better of both": {"hdc-fl.serve": "better"}, "the head itself": {"hdc-fl.signal": "head"}}
 VARIANTS: dict[str, Method] = {
-    f"hdc-fl, {name}": Method({"method": "hdc-fl", **settings}, as_of=OURS) for name, settings in {
-        "better of both": {"hdc-fl.serve": "better"},
-        "shrunk": {"hdc-fl.shrink": True},
-        "clusters of 3 or more": {"hdc-fl.min-cluster-size": 3},
-        "clusters of 4 or more, shrunk": {"hdc-fl.min-cluster-size": 4, "hdc-fl.shrink": True},
-        "refresh every round": {"hdc-fl.refresh-every": 1},
-        "rank by parallel analysis": {"hdc-fl.rank": "parallel"},
-        "the head itself": {"hdc-fl.signal": "head"},
-    }.items()}
+    f"hdc-fl, {name}": Method({"method": "hdc-fl", **settings}, as_of=OURS, reclustered=name in _RECLUSTERED)
+    for name, settings in {**_RECLUSTERED, **_RUN}.items()}
 ROWS: dict[str, Method] = METHODS | VARIANTS
 
 
@@ -185,10 +190,10 @@ class Job:
 
 def planned(scale: str, configurations: tuple[int, ...], rows: tuple[str, ...], seeds: tuple[int, ...],
             chosen: Mapping[str, Settings], changed: Settings) -> list[Job]:
-    """Every run, seed by seed, so that all methods have a seed before any has the next."""
+    """Every run, seed by seed, so that all methods have a seed before any has the next; none for what is reclustered."""
     return [Job(scale, number, row, seed, {**base_of(scale, number), **ROWS[row].settings, **chosen.get(ROWS[row].as_of or row, {}),
                                            **_own(row), **changed, "seed": seed})
-            for seed in seeds for number in configurations for row in rows]
+            for seed in seeds for number in configurations for row in rows if not ROWS[row].reclustered]
 
 
 def base_of(scale: str, number: int) -> Settings:

@@ -43,13 +43,30 @@ def main() -> None:
             summary = serve(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), config), engine="inprocess")
         took = {"wall": round(time.perf_counter() - wall, 2), "cpu": round(time.process_time() - cpu, 2)}
         found = result(told, summary, folder, took)
+        if tries := told.get("reclustered"):
+            found["reclustered"] = reclustered(folder, tries)
     write(Path(told["into"]), found)
+
+
+def reclustered(folder: Path, tries: Mapping[str, Any]) -> dict[str, Any]:
+    """By row: what the run that has just ended would have served with other clusters; clients in the order of ``clients.csv``."""
+    from deploy.recluster import finished, tried
+
+    names = [row["client"] for row in rows_of(folder)]
+    found = tried(folder, finished(folder), list(tries.values()), workers=1)
+    return {row: {"clusters": {"k": one["clusters"], "silhouette": one["silhouette"]}, "served": [one["served"].get(n) for n in names],
+                  "served_raw": one["served_raw_tails"]} for row, one in zip(tries, found, strict=True)}
+
+
+def rows_of(run: Path) -> list[dict[str, str]]:
+    """The lines of a run's ``clients.csv``."""
+    with (run / "clients.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def result(told: Mapping[str, Any], summary: Mapping[str, Any], run: Path, took: Mapping[str, float]) -> dict[str, Any]:
     """What is kept of a run: each client's closing scores and what the tables need, nothing a round."""
-    with (run / "clients.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(run)
     clients = {key: [float(row[key]) if row[key] else None for row in rows] for key in ("served", "adapted")}
     counts = {key: [int(row[key]) for row in rows] for key in ("n_train", "n_test")}
     moved = {way: summary["bytes"][way] for way in ("up", "down")}

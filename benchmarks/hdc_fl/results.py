@@ -7,13 +7,13 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.hdc_fl.configurations import Job, Settings
+from benchmarks.hdc_fl.configurations import ROWS, Job, Settings
 
 # settings in which runs of one configuration must agree: the budget, the data and the model
 BUDGET = ("rounds", "epochs", "batch", "clients", "fraction", "model", "width", "partition", "alpha", "classes-per-client", "test-split",
@@ -83,6 +83,20 @@ def read(path: Path) -> Result:
 def read_all(folder: Path) -> list[Result]:
     """Every result in ``folder``, by name; leftovers of a killed sweep end in ``.part`` and are none."""
     return [read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def with_reclustered(results: Iterable[Result]) -> list[Result]:
+    """``results`` and the rows that came out of their runs: the same training, and other clusters at its end."""
+    results = list(results)
+    return results + [_reclustered(r, row, told) for r in results for row, told in r.content.get("reclustered", {}).items()]
+
+
+def _reclustered(of: Result, row: str, told: Mapping[str, Any]) -> Result:
+    changed = {key: value for key, value in ROWS[row].settings.items() if key != "method"} if row in ROWS else {}
+    content = {**of.content, "row": row, "settings": {**of.content["settings"], **changed}, "served_raw": told["served_raw"],
+               "clusters": told["clusters"], "seconds": {"cpu": 0.0, "wall": 0.0}, "reclustered": {}}
+    served = np.array([np.nan if value is None else value for value in told["served"]], float)
+    return replace(of, name=f"{of.name}, {row}", row=row, served=served, content=content)
 
 
 def there(job: Job, folder: Path) -> Result | None:

@@ -66,7 +66,8 @@ def run(job: Job, bench: Bench) -> Result:
     into = bench.results / f"{job.name}.json"
     told.write_text(json.dumps({"name": job.name, "scale": job.scale, "configuration": job.configuration, "row": job.row, "seed": job.seed,
                                 "settings": dict(job.settings), "images": asdict(images) | {"path": str(images.path)}, "into": str(into),
-                                "work": str(bench.work), "keep": bench.keep, "machine": bench.machine, "jobs": bench.jobs}))
+                                "work": str(bench.work), "keep": bench.keep, "machine": bench.machine, "jobs": bench.jobs,
+                                "reclustered": reclustered_of(job)}))
     slot = bench.slots.get()
     try:
         alone = {"OMP_NUM_THREADS": "1", **({"CUDA_VISIBLE_DEVICES": slot} if slot else {})}
@@ -80,6 +81,12 @@ def run(job: Job, bench: Bench) -> Result:
     found = there(job, bench.results)
     assert found is not None
     return found
+
+
+def reclustered_of(job: Job) -> dict[str, Settings]:
+    """The rows that come out of the run of ``job``, by what makes them."""
+    return {name: {key: value for key, value in row.settings.items() if key != "method"}
+            for name, row in ROWS.items() if row.reclustered and row.as_of == job.row}
 
 
 def run_all(jobs: Sequence[Job], bench: Bench) -> list[str]:

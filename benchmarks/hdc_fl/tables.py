@@ -22,7 +22,7 @@ from benchmarks.hdc_fl.csv_files import write_figures
 from benchmarks.hdc_fl.grid import Cell, Grid, grid_of
 from benchmarks.hdc_fl.paired import FIGURES, MARGIN, over_seeds, win_tie_loss
 from benchmarks.hdc_fl.pictures import draw
-from benchmarks.hdc_fl.results import MixedResults, Result, read_all
+from benchmarks.hdc_fl.results import MixedResults, Result, read_all, with_reclustered
 from benchmarks.hdc_fl.text import gap, markdown, points
 
 HERE = Path(__file__).resolve().parent
@@ -158,12 +158,13 @@ def raw(results: Sequence[Result], rows: Sequence[str], grid: Grid) -> str:
 
 def report(results: Sequence[Result], tuned: Mapping[str, Any], scale: str) -> tuple[str, list[Grid]]:
     """The whole text, and the two grids."""
-    results = [r for r in results if r.configuration in GRID]
-    check_chosen(results, tuned)
+    runs = [r for r in results if r.configuration in GRID]
+    check_chosen(runs, tuned)
+    results = with_reclustered(runs)
     named, rows = titles(results), tuple(METHODS)
     grids = [grid_of(results, rows, kind, named) for kind in ("served", "adapted")]
     parts = [f"# HDC-FL beside its rivals, {scale} scale\n",
-             "Written by `python -m benchmarks.hdc_fl.tables`; accuracy in %, over clients.\n", budgets(results), search(tuned)]
+             "Written by `python -m benchmarks.hdc_fl.tables`; accuracy in %, over clients.\n", budgets(runs), search(tuned)]
     for grid in grids:
         if not grid.cells:
             continue
@@ -180,7 +181,7 @@ def report(results: Sequence[Result], tuned: Mapping[str, Any], scale: str) -> t
         parts += ["## Variants of HDC-FL, served\n", f"Configurations {', '.join(map(str, extra.cells))}; seeds "
                   f"{', '.join(map(str, seeds))}, which all of them have; HDC-FL's chosen values but for what is named.\n", summary(extra),
                   *(matrix(extra, figure) for figure in ("mean", "bottom20"))]
-    return "\n".join([*parts, "## Cost\n", troubles(results), costs(results, tuned)]), grids
+    return "\n".join([*parts, "## Cost\n", troubles(runs), costs(runs, tuned)]), grids
 
 
 def subset(grid: Grid) -> Grid:

@@ -5,6 +5,10 @@
 HDC-FL on CIFAR-10 (a 12,000-image subset), 20 clients, the default model and schedule, with rotated images, two classes a client, and
 Dirichlet .1. Every run goes through ``fedhearth run`` with the setting ``donor-swap`` and leaves one JSON in ``swaps/``; what is there
 is not run again. ``-c`` changes a setting of all runs and becomes part of their names, so that other scales can be tried beside.
+
+    python benchmarks/hdc_fl/donor_swap.py --kept FOLDER --out FILE
+
+takes the runs of HDC-FL that the sweep kept in FOLDER (its ``--keep``) instead and trains nothing.
 """
 
 from __future__ import annotations
@@ -60,6 +64,22 @@ def run(name: str, settings: Mapping[str, str], data: Path, donors: int) -> dict
     path.write_text(json.dumps({**found, "seconds": round(took, 1)}) + "\n", encoding="utf-8")
     rho = found["association"]["rho"]
     print(f"{name:50s} {took:5.0f} s  rho {number(rho['mean'])} {interval(rho['interval'])}", flush=True)
+    return found
+
+
+def of_kept(folder: Path, donors: int) -> dict[str, list[dict[str, Any]]]:
+    """The swaps of the sweep's HDC-FL runs in ``folder``, by configuration; those that have none yet are asked now."""
+    from benchmarks.hdc_fl.configurations import CONFIGURATIONS, OURS
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    for number, cell in CONFIGURATIONS.items():
+        for run in sorted(folder.glob(f"{number}_{OURS}_seed_*")):
+            if not (run / "donor_swap.json").exists():
+                command("donor-swap", str(run), "--donors", str(donors), "--workers", "1")
+            path = SWAPS / f"{run.name}.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(kept(run)) + "\n", encoding="utf-8")
+            found.setdefault(f"{number}. {cell.shift}, {cell.data} classes, {cell.encoder}", []).append(kept(run))
     return found
 
 
@@ -125,7 +145,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDHEARTH_DATA", ""), "cifar10_sub12k.npz"))
     parser.add_argument("--out", type=Path, default=HERE / "donor_swap.md")
+    parser.add_argument("--kept", type=Path, help="a folder of runs that the sweep kept; nothing is trained")
     a = parser.parse_args()
+    if a.kept:
+        return show(of_kept(a.kept.absolute(), a.donors), a.out)
     if not a.data.is_file():
         sys.exit("set FEDHEARTH_DATA to the folder with cifar10_sub12k.npz, or give a file with --data")
     changed = dict(word.split("=", 1) for word in a.settings)
@@ -135,8 +158,12 @@ def main() -> None:
     with ThreadPoolExecutor(a.jobs) as pool:
         found = list(pool.map(lambda job: run(job[1].replace(",", ""), job[2], a.data.absolute(), a.donors), todo))
     results = {row: [swap for (name, *_), swap in zip(todo, found, strict=True) if name == row] for row in rows}
+    return show(results, a.out)
+
+
+def show(results: Mapping[str, Sequence[Mapping[str, Any]]], out: Path) -> None:
     text = table(results)
-    a.out.write_text(text + "\n", encoding="utf-8")
+    out.write_text(text + "\n", encoding="utf-8")
     print(text)
 
 

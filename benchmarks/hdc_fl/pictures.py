@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.hdc_fl.configurations import CONTROL, GRID, OURS, PLAIN
 from benchmarks.hdc_fl.grid import Cell, Grid
 from benchmarks.hdc_fl.paired import FIGURES
+from benchmarks.hdc_fl.text import signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def differences(grid: Grid) -> Figure:
     for y, row in enumerate(rows):
         for x, n in enumerate(numbers):
             if d := found[n, row]:
-                axes.text(x, y, f"{100 * d.value:+.1f}{'•' if d.clear else ''}", ha="center", va="center", size=7,
+                axes.text(x, y, f"{signed(d.value)}{'•' if d.clear else ''}", ha="center", va="center", size=7,
                           color="white" if abs(100 * d.value) > 0.65 * reach else DARK)
     axes.set_xticks(range(len(numbers)), map(str, numbers))
     axes.set_yticks(range(len(rows)), rows)

@@ -17,9 +17,14 @@ def points(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def signed(value: float) -> str:
+    """A difference in points with its sign; one that rounds to nothing is +0.0 from either side."""
+    return f"{round(100 * value, 1) + 0.0:+.1f}"
+
+
 def gap(d: Difference | None, figure: str = "mean") -> str:
     """``+1.2 [+0.3, +2.0]`` in points; bold where the interval leaves 0 out, but never for a minimum, whose interval is too narrow."""
     if d is None:
         return "–"
-    told = f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
+    told = f"{signed(d.value)} [{signed(d.low)}, {signed(d.high)}]"
     return f"**{told}**" if d.clear and figure != "worst" else told

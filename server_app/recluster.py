@@ -117,8 +117,14 @@ def _tried(grid: Grid, strategy: RuleStrategy, given: Mapping[str, Scalar], conf
         assert isinstance(rule, HdcRule)
         again = rule.refreshed(state, state.groups.round)
         assert again.groups is not None
+
+        def mixture(client: str) -> Tensors:
+            found = rule.mixture_of(again, client)
+            assert found is not None
+            return found
+
         plan = Plan(strategy.run.rounds, strategy.run.deadline, strategy.run.quorum, done=strategy.run.rounds)
-        messages = strategy.configure_swap(plan.rounds, again.groups.clients, lambda client: rule.mixture_of(again, client))
+        messages = strategy.configure_swap(plan.rounds, again.groups.clients, mixture)
         tally = strategy.aggregate_swap(plan.rounds, exchange(grid, messages, plan, Outcome(plan.rounds, ArrayRecord())))
     scores = [{client: told[key] for client, told in sorted(tally.metrics.items()) if key in told} for key in (ACCURACY, RAW)]
     if not tally.metrics:

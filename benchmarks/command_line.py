@@ -46,8 +46,12 @@ def there(path: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
-    before = found["settings"]
-    if differing := "; ".join(f"{key}: {before.get(key)!r}, not {settings.get(key)!r}" for key in sorted(before.keys() | settings.keys())
-                              if before.get(key) != settings.get(key)):
+    if differing := differences(found["settings"], settings):
         raise OtherSettings(f"{path.name} is a run of other settings ({differing}): delete it, or name another folder with --results")
     return found
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """``key: a, not b`` for every differing key, "" if there is none."""
+    return "; ".join(f"{key}: {ours.get(key)!r}, not {theirs.get(key)!r}" for key in sorted(ours.keys() | theirs.keys())
+                     if ours.get(key) != theirs.get(key))

@@ -7,20 +7,18 @@ terminal, to ``donor_swap.json`` in the run's folder, and into its report.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deploy.arguments import count
-from deploy.launch import cores, importable_here, locked, place, saved_settings, state_of
+from deploy.finished_run import counted_off, finished_run, to_ask_again
+from deploy.launch import cores, importable_here, locked, place
 from deploy.run_log import logged
 from strategies.config import ConfigError
-from strategies.registry import SPLIT_MODEL, Settings, items_of_all, parse_run_config
+from strategies.registry import SPLIT_MODEL, Settings, items_of_all
 from strategies.types import Slots
 
 DONORS = 50
@@ -48,13 +46,15 @@ def run(options: argparse.Namespace) -> int:
 
     importable_here()
     folder = place("RUN", options.folder)
-    settings, state = _finished(folder, options.donors)
+    settings, state = _swappable(folder)
+    settings = to_ask_again(settings, state, options.donors)
     personal = partial(_personal, state)
     workers = min(options.workers or cores(), settings.run.clients)
     with locked(folder):
         heads = private_heads(settings, _participants(settings, folder), personal)
         try:
-            with logged(None), InProcessGrid(items_of_all(settings), settings.run.clients, workers) as grid, _progress() as shown:
+            with (logged(None), InProcessGrid(items_of_all(settings), settings.run.clients, workers) as grid,
+                  counted_off("encoders tried") as shown):
                 told = swap_finished(grid, folder, settings, personal, heads, shown)
         except CannotStart as error:
             raise ConfigError(str(error)) from error
@@ -67,19 +67,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _finished(folder: Path, donors: int) -> tuple[Settings, Path]:
+def _swappable(folder: Path) -> tuple[Settings, Path]:
     """Settings, and the folder of the clients' state, of the finished run in ``folder``, whose clients all lie on this machine."""
-    saved = saved_settings(folder)
-    if not (folder / "summary.json").exists():
-        raise ConfigError(f"the run in {folder} is not finished; finish it first: fedhearth run --resume {shlex.quote(str(folder))}")
-    settings, state = parse_run_config(saved), state_of(folder, saved)
+    settings, state = finished_run(folder)
     if settings.method.model != SPLIT_MODEL:
         raise ConfigError(f"a donor swap needs a method of an encoder and a head, and {settings.method.name} is none")
     if not state.is_dir():
         raise ConfigError(f"the clients' own state of this run is not here (looked in {state}). On separate machines it stays at the "
                           "sites: give the run the setting donor-swap, and they score each other's encoders at its end")
-    # without `out` the first client does not write the split's manifest anew
-    return replace(settings, run=replace(settings.run, out="", state_dir=str(state.parent), resume=False, donor_swap=donors)), state
+    return settings, state
 
 
 def _participants(settings: Settings, folder: Path) -> list[str]:
@@ -109,15 +105,6 @@ def _report(folder: Path) -> Path | None:
         print(f"fedhearth: the report stays as it was, since the run's folder is incomplete or damaged ({type(error).__name__}: {error})",
               file=sys.stderr)
         return None
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Counts exchanges on a terminal."""
-    shown = sys.stderr.isatty()
-    yield lambda done, total: print(f"\rencoders tried: {done}/{total} ", end="", file=sys.stderr, flush=True) if shown else None
-    if shown:
-        print("\r\x1b[K", end="", file=sys.stderr)
 
 
 def table(told: Mapping[str, Any]) -> str:

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from deploy.arguments import count
-from deploy.launch import cores, importable_here, locked, place, saved_settings, state_of
+from deploy.finished_run import counted_off, finished_run, to_ask_again
+from deploy.launch import cores, importable_here, locked, place
 from deploy.overrides import parse_overrides
 from deploy.run_log import logged
 from strategies.config import ConfigError, Scalar
-from strategies.registry import Settings, items_of_all, parse_run_config
+from strategies.registry import Settings, items_of_all
 
 FILE = "recluster.json"
 # what METHODS 1.8 says matters most: the control, one cluster (what FedPer serves), harder and softer mixtures, larger clusters
@@ -55,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         changed(settings, given)  # before anything is started
     with locked(folder):
         try:
-            with logged(None), _progress() as shown:
+            with logged(None), counted_off("tried") as shown:
                 found = tried(folder, settings, tries, options.workers or cores(), shown)
         except CannotStart as error:
             raise ConfigError(str(error)) from error
@@ -81,16 +79,12 @@ def tried(folder: Path, settings: Settings, tries: Sequence[Mapping[str, Scalar]
 
 
 def finished(folder: Path) -> Settings:
-    """Settings of the finished run in ``folder``, whose clients all lie on this machine."""
-    saved = saved_settings(folder)
-    if not (folder / "summary.json").exists():
-        raise ConfigError(f"the run in {folder} is not finished; finish it first: fedhearth run --resume {shlex.quote(str(folder))}")
-    settings, state = parse_run_config(saved), state_of(folder, saved)
+    """Settings of the finished run in ``folder``, under which its clients, who all lie on this machine, can be asked again."""
+    settings, state = finished_run(folder)
     if not state.is_dir():
         raise ConfigError(f"the clients' own state of this run is not here (looked in {state}); it stays at the sites, and only a run on "
                           "one machine can be looked at again")
-    # without `out` the first client does not write the split's manifest anew; scores travel in a donor swap's messages
-    return replace(settings, run=replace(settings.run, out="", state_dir=str(state.parent), resume=False, donor_swap=1))
+    return to_ask_again(settings, state)
 
 
 def _note(folder: Path, found: Sequence[Mapping[str, Any]]) -> None:
@@ -104,15 +98,6 @@ def _note(folder: Path, found: Sequence[Mapping[str, Any]]) -> None:
     except (ValueError, TypeError, KeyError):
         raise ConfigError(f"{path} is damaged; delete it and try again") from None
     replace_text(path, json.dumps([*kept, *found], indent=1) + "\n")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Counts tries on a terminal."""
-    shown = sys.stderr.isatty()
-    yield lambda done, total: print(f"\rtried: {done}/{total} ", end="", file=sys.stderr, flush=True) if shown else None
-    if shown:
-        print("\r\x1b[K", end="", file=sys.stderr)
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:

@@ -25,6 +25,7 @@ from strategies.adapter import RuleStrategy
 from strategies.config import ConfigError
 from strategies.donor_swap import ACCURACY, RAW, Donors, drawn_donors
 from strategies.registry import SPLIT_MODEL, Settings
+from strategies.tally import Tally
 from strategies.types import Tensors
 
 log = logging.getLogger(__name__)
@@ -74,8 +75,7 @@ def swap(grid: Grid, strategy: RuleStrategy, plan: Plan, donors: Donors, encoder
     def ask(names: Iterable[str], encoder: Callable[[str], Tensors]) -> dict[str, np.ndarray]:
         if before:
             before()
-        messages = strategy.configure_swap(plan.rounds, names, encoder)
-        tally = strategy.aggregate_swap(plan.rounds, exchange(grid, messages, plan, Outcome(plan.rounds, ArrayRecord())))
+        tally = scored(grid, strategy, plan, names, encoder)
         out.bytes.update({"up": sum(tally.up.values()), "down": sum(tally.down.values())})
         out.dropped.update(tally.dropped)
         return {key: np.array([tally.metrics.get(name, {}).get(key, np.nan) for name in recipients]) for key in (ACCURACY, RAW)}
@@ -91,6 +91,12 @@ def swap(grid: Grid, strategy: RuleStrategy, plan: Plan, donors: Donors, encoder
     if on_donor:
         on_donor(len(drawn) + 1, len(drawn) + 1)
     return out
+
+
+def scored(grid: Grid, strategy: RuleStrategy, plan: Plan, names: Iterable[str], encoder_of: Callable[[str], Tensors]) -> Tally:
+    """What the clients ``names`` say of the encoders that ``encoder_of`` gives them, each under its own head."""
+    messages = strategy.configure_swap(plan.rounds, names, encoder_of)
+    return strategy.aggregate_swap(plan.rounds, exchange(grid, messages, plan, Outcome(plan.rounds, ArrayRecord())))
 
 
 def closing_swap(grid: Grid, strategy: RuleStrategy, plan: Plan, folder: Path, before: Callable[[], None]) -> None:

@@ -9,18 +9,17 @@ held out are not asked.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from server_app.donor_swap import scored
 from server_app.encoder_shelf import EncoderShelf
 from server_app.finished_state import finished_strategy
-from server_app.rounds import Outcome, Plan, RunFailed, exchange
+from server_app.rounds import Plan, RunFailed
 from strategies.adapter import RuleStrategy
 from strategies.config import ConfigError, Scalar, dashed
 from strategies.donor_swap import ACCURACY, RAW
@@ -112,7 +111,8 @@ def _tried(grid: Grid, strategy: RuleStrategy, given: Mapping[str, Scalar], conf
     state: State = strategy.state
     if state.groups is None:
         raise ConfigError("the run had no refresh, so there is nothing to make anew")
-    with _beside(strategy) as shelf:
+    with tempfile.TemporaryDirectory() as own:
+        shelf = BesideShelf(strategy.rule.shelf, EncoderShelf(own))  # type: ignore[attr-defined]
         rule = replace(strategy.rule, config=config, shelf=shelf)  # type: ignore[type-var]
         assert isinstance(rule, HdcRule)
         again = rule.refreshed(state, state.groups.round)
@@ -124,16 +124,9 @@ def _tried(grid: Grid, strategy: RuleStrategy, given: Mapping[str, Scalar], conf
             return found
 
         plan = Plan(strategy.run.rounds, strategy.run.deadline, strategy.run.quorum, done=strategy.run.rounds)
-        messages = strategy.configure_swap(plan.rounds, again.groups.clients, mixture)
-        tally = strategy.aggregate_swap(plan.rounds, exchange(grid, messages, plan, Outcome(plan.rounds, ArrayRecord())))
+        tally = scored(grid, strategy, plan, again.groups.clients, mixture)
     scores = [{client: told[key] for client, told in sorted(tally.metrics.items()) if key in told} for key in (ACCURACY, RAW)]
     if not tally.metrics:
         raise RunFailed(f"no client answered ({dict(tally.dropped)}); the log above says why")
     groups = again.groups
     return Tried(given, groups.weights.shape[1], groups.silhouette, groups.rank, *scores)
-
-
-@contextmanager
-def _beside(strategy: RuleStrategy) -> Iterator[BesideShelf]:
-    with tempfile.TemporaryDirectory() as own:
-        yield BesideShelf(strategy.rule.shelf, EncoderShelf(own))  # type: ignore[attr-defined]

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from benchmarks.command_line import differences
 from benchmarks.hdc_fl.configurations import PLAIN, ROWS, VARIANTS
-from benchmarks.hdc_fl.results import MixedResults, Result, differences
+from benchmarks.hdc_fl.results import MixedResults, Result
 from benchmarks.hdc_fl.text import markdown, points
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.hdc_fl.configurations import ROWS, Job, Settings
+from benchmarks.command_line import differences
+from benchmarks.hdc_fl.configurations import ROWS, Job
 
 # settings in which runs of one configuration must agree: the budget, the data and the model
 BUDGET = ("rounds", "epochs", "batch", "clients", "fraction", "model", "width", "partition", "alpha", "classes-per-client", "test-split",
@@ -92,7 +93,7 @@ def with_reclustered(results: Iterable[Result]) -> list[Result]:
 
 
 def _reclustered(of: Result, row: str, told: Mapping[str, Any]) -> Result:
-    changed = {key: value for key, value in ROWS[row].settings.items() if key != "method"} if row in ROWS else {}
+    changed = ROWS[row].settings if row in ROWS else {}
     content = {**of.content, "row": row, "settings": {**of.content["settings"], **changed}, "served_raw": told["served_raw"],
                "clusters": told["clusters"], "seconds": {"cpu": 0.0, "wall": 0.0}, "reclustered": {}}
     served = np.array([np.nan if value is None else value for value in told["served"]], float)
@@ -114,12 +115,6 @@ def there(job: Job, folder: Path) -> Result | None:
     if differing := differences(found.content["settings"], job.settings):
         raise MixedResults(f"{path} is a run of other settings ({differing}): delete it, or name another folder with --results")
     return found
-
-
-def differences(ours: Settings, theirs: Settings) -> str:
-    """``key: a, not b`` for every differing key, "" if there is none."""
-    return "; ".join(f"{key}: {ours.get(key)!r}, not {theirs.get(key)!r}" for key in sorted(ours.keys() | theirs.keys())
-                     if ours.get(key) != theirs.get(key))
 
 
 def check_comparable(results: Iterable[Result]) -> None:

@@ -2,6 +2,8 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
+# tests wait for disks and other processes a quarter of the time, so one worker more than cores
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 7) + 1)' 2>/dev/null)
 DEMO := -c dataset=digits -c partition=rotation -c clients=12 -c rounds=15
 
 .PHONY: install demo test test-deploy lint clean
@@ -23,7 +25,7 @@ demo: install
 	echo; echo "report: $$out/hdc-fl/report.html"
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not drill' -n logical --maxprocesses 8 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not drill' -n $(WORKERS) --dist worksteal
 
 # A deployment on loopback, one on hosts of their own, and every fault drill: about twenty minutes. The last two
 # need root and iproute2 and are skipped without.

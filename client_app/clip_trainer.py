@@ -24,7 +24,7 @@ from client_app.local.store import LocalStore
 from client_app.loop import check_labels
 from client_app.loop_settings import LoopSettings
 from client_app.personal_facts import PERSONAL, PersonalError, PersonalFacts
-from client_app.prompt_loop import place_model
+from client_app.placing import place_backbone
 from client_app.prompt_trainer import PRIOR, PromptTrainer
 from models.clip_models import ClipModel
 from models.patch_evidence import Evidence, patch_evidence
@@ -60,7 +60,7 @@ class ClipTrainer(PromptTrainer):
     def open(self, slots: Slots, data: ClientData, store: LocalStore) -> ClipClient:
         """One client's model with those parts of ``slots`` that it has, and its features."""
         net = self.model.fresh(data.classes)
-        place_model(net, self.settings)
+        place_backbone(net, self.settings)
         load_parts(net, slots)
         assert self.model.image is not None
         source = Source(self.model.image, self.model.patch_source, self.run.features_dir)

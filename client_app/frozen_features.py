@@ -19,7 +19,8 @@ from client_app.local.feature_cache import FeatureCache
 from client_app.local.store import LocalStore
 from client_app.loop import Sgd, TrainingDiverged, array_on_device, batch_sizes, check_labels, descend, is_finite
 from client_app.loop_settings import LoopSettings
-from client_app.prompt_loop import features_of, place_model
+from client_app.placing import place_backbone
+from client_app.prompt_loop import features_of
 from models.prompted_vit import PromptedViT
 from strategies.seeds import derive_seed
 from strategies.types import Round
@@ -53,7 +54,7 @@ class FrozenFeatures:
         y = array_on_device(split.labels.astype(np.int64, copy=False), self.settings)
         if not bool(torch.isfinite(x).all()):
             raise TrainingDiverged("the backbone gives features that are no finite numbers; look at the images")
-        place_model(self.model, self.settings)
+        place_backbone(self.model, self.settings)
         seed = derive_seed(rnd.seed, self.site, rnd.number, "fit")
         step = Sgd(self.model.head, replace(self.settings, compile=False))  # a single product is not worth a compilation
         loss = descend(step, x, y, batch_sizes(len(y), self.settings.batch), self.settings.epochs, seed)

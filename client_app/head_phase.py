@@ -39,12 +39,13 @@ def encode(model: SplitModel, images: np.ndarray, settings: LoopSettings) -> np.
     if not len(images):
         return np.zeros((0, model.feature_dim), np.float32)
     place(model, settings)
-    was_training = model.encoder.training
-    model.encoder.eval()
+    if was_training := model.encoder.training:
+        model.encoder.eval()
     chunks = np.split(images, range(settings.score_batch, len(images), settings.score_batch))
     with torch.inference_mode(), precision(settings):
         features = [model.encoder(chunk).float() for chunk in in_order(chunks, settings)]
-    model.encoder.train(was_training)
+    if was_training:
+        model.encoder.train()
     return torch.cat(features).cpu().numpy()
 
 

@@ -1,4 +1,4 @@
-"""The one training loop and the one scoring loop; device, precision, channels_last and threads live here.
+"""The one training loop and the one scoring loop; precision lives here, and device, channels_last and threads in ``placing``.
 
 Training is plain mini-batch SGD with cross-entropy (momentum and weight decay as in torch.optim.SGD). Our own
 choices:
@@ -33,17 +33,14 @@ from torch.optim.swa_utils import update_bn
 
 from client_app.cohort import Fit, seated
 from client_app.compiled import loss_function
-from client_app.device import switches
 from client_app.device_data import Streamed, array_on_device, batches, for_training, in_order, inputs, normalised
 from client_app.loop_settings import DeviceError, LoopSettings, resolve_device
+from client_app.placing import place, threads
 from models.split import SplitModel, batchnorms, has_batchnorm
 
 __all__ = ["DeviceError", "FitStats", "LoopSettings", "Sgd", "TrainingDiverged", "array_on_device", "batch_sizes", "check_labels",
            "descend", "diverged", "fit", "inputs", "is_finite", "mean_loss", "normalised", "place", "precision", "recompute_batchnorm",
            "resolve_device", "score", "threads", "train_mode"]
-
-
-FEWEST_CHANNELS_LAST = 8
 
 
 @dataclass(frozen=True)
@@ -66,15 +63,9 @@ class TrainingDiverged(RuntimeError):
     """The training loss became NaN or infinite; the model is not worth sending."""
 
 
-def threads(settings: LoopSettings) -> None:
-    """Let torch use ``settings.threads`` CPU threads in this process."""
-    if torch.get_num_threads() != settings.threads:
-        torch.set_num_threads(settings.threads)
-
-
 def fit(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: LoopSettings, seed: int,
         step: Callable[[SplitModel, LoopSettings], Callable[[Tensor, Tensor], Tensor]] | None = None) -> FitStats:
-    """Train ``model`` in place on images (n, channels, height, width) with labels (n,), n of 1 or more.
+    """Train ``model`` in place on images (n, channels, height, width) with labels (n,), n of 1 or more; leaves it in eval mode.
 
     The same weights, data, settings and ``seed`` give the same bits on one machine's CPU. ``step`` makes what stands in for `Sgd`.
     Where this client is one of a cohort, plain steps are made with the others', with the same numbers up to rounding.
@@ -89,6 +80,7 @@ def fit(model: SplitModel, images: np.ndarray, labels: np.ndarray, settings: Loo
     sizes = batch_sizes(len(labels), settings.batch)
     train_mode(model, batchnorm=sizes[0] > 1)
     loss = descend((step or Sgd)(model, settings), x, y, sizes, settings.epochs, seed)
+    model.eval()  # scoring comes next, several times
     return FitStats(loss, settings.epochs * len(sizes), is_finite(model))
 
 
@@ -198,28 +190,14 @@ def _in_eval_mode(
     """Logits (B, C) in float32 and labels (B,), a pair a batch; the model's mode stays as it was."""
     check_labels(images, labels, model.head.out_features)
     place(model, settings)
-    was_training = model.training
-    model.eval()
+    if was_training := model.training:
+        model.eval()
     cuts = range(settings.score_batch, len(labels), settings.score_batch)
     with torch.inference_mode(), precision(settings):
         logits = [model(chunk).float() for chunk in in_order(np.split(images, cuts), settings)]
-    model.train(was_training)
+    if was_training:
+        model.train()
     return list(zip(logits, torch.split(_labels(labels, settings), settings.score_batch), strict=True))
-
-
-def place(model: nn.Module, settings: LoopSettings) -> None:
-    """Put ``model`` on the device, in the memory order the settings ask for."""
-    threads(settings)
-    switches(settings)
-    model.to(settings.torch_device)
-    if _channels_last(model, settings):
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _channels_last(model: nn.Module, settings: LoopSettings) -> bool:
-    """Whether this model takes channels_last here: torch 2.14's CPU convolutions of fewer channels corrupt memory in it."""
-    widths = (layer.out_channels for layer in model.modules() if isinstance(layer, nn.Conv2d))
-    return settings.channels_last and (settings.torch_device.type == "cuda" or min(widths, default=0) >= FEWEST_CHANNELS_LAST)
 
 
 def precision(settings: LoopSettings) -> AbstractContextManager[object]:

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.sgd import sgd
 
 from client_app.compiled import loss_function
-from client_app.device import switches
 from client_app.device_data import raw_for_training, uploaded
-from client_app.loop import FitStats, TrainingDiverged, array_on_device, batch_sizes, check_labels, descend, threads
+from client_app.loop import FitStats, TrainingDiverged, array_on_device, batch_sizes, check_labels, descend
 from client_app.loop_settings import LoopSettings
+from client_app.placing import place_backbone
 from models.backbones import prepare
 from models.prompted_vit import PromptedViT
 
@@ -105,7 +105,7 @@ def class_means(model: PromptedViT, images: np.ndarray, labels: np.ndarray, sett
     """
     names, classes = list(model.tensors("prototypes")), model.head.out_features
     sums, right = np.zeros((len(names), classes, model.head.in_features)), np.zeros(len(names))
-    place_model(model, settings)
+    place_backbone(model, settings)
     model.eval()
     with torch.inference_mode():
         for part, wanted in zip(chunks(images, settings), chunks(labels, settings), strict=True):
@@ -118,13 +118,6 @@ def class_means(model: PromptedViT, images: np.ndarray, labels: np.ndarray, sett
     means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
     shares = (right / max(1, len(labels))).tolist()
     return dict(zip(names, means, strict=True)), counts, dict(zip(names, shares, strict=True))
-
-
-def place_model(model: nn.Module, settings: LoopSettings) -> None:
-    """Put ``model`` on the device."""
-    threads(settings)
-    switches(settings)
-    model.to(settings.torch_device)
 
 
 def trained_is_finite(model: PromptedViT) -> bool:
@@ -140,8 +133,9 @@ def require_finite(fitted: FitStats) -> None:
 
 def _forward(model: PromptedViT, call: Callable[[Tensor], Tensor], images: np.ndarray, settings: LoopSettings,
              empty: tuple[int, int]) -> np.ndarray:
-    place_model(model, settings)
-    model.eval()
+    place_backbone(model, settings)
+    if model.training:
+        model.eval()
     with torch.inference_mode():
         found = [call(prepare(part, model.vit)).float() for part in uploaded(chunks(images, settings), settings)]
     return torch.cat(found).cpu().numpy() if found else np.zeros(empty, np.float32)

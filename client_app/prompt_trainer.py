@@ -22,7 +22,8 @@ from client_app.local.priors import class_prior
 from client_app.local.store import LocalStore
 from client_app.loop_settings import LoopSettings
 from client_app.personal_facts import PERSONAL, PersonalError, PersonalFacts, facts_of
-from client_app.prompt_loop import Direction, fit_prompts, logits_of, place_model, require_finite
+from client_app.placing import place_backbone
+from client_app.prompt_loop import Direction, fit_prompts, logits_of, require_finite
 from models.backbones import prepare
 from models.split import ModelError
 from strategies.registry import Settings
@@ -58,7 +59,7 @@ class PromptTrainer:
 
     def fill(self, slots: Slots, data: ClientData) -> None:
         """Load those parts of ``slots`` that the model has, and this client's own prior."""
-        place_model(self.model, self.settings)
+        place_backbone(self.model, self.settings)
         for part in self.model.parts:
             if part in slots:
                 self.model.load(part, slots[part])

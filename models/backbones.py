@@ -81,7 +81,7 @@ def empty_backbone(name: str, image_size: int = 224) -> VisionTransformer:
     base, size = TWINS.get(name, (name, {}))
     _known(base)
     with torch.device("meta"):
-        vit = _create(base, pretrained=False, **size)
+        vit = _create(base, pretrained=False, **_unfilled(base), **size)
     _resize(vit, image_size)
     vit.reset_classifier(0)
     return vit.requires_grad_(False).eval()
@@ -157,7 +157,7 @@ def _from_folder(name: str, folder: Path) -> VisionTransformer:
                          "the file there, or leave weights-dir empty to fetch it from timm's hub")
     weights = _read(found)
     classes = len(weights["head.weight"]) if "head.weight" in weights else 0
-    vit = _create(name, pretrained=False, num_classes=classes)
+    vit = _create(name, pretrained=False, num_classes=classes, **_unfilled(name))
     own, got = ({key: tuple(tensor.shape) for key, tensor in state.items()} for state in (vit.state_dict(), weights))
     wrong = sorted(key for key in own.keys() | got.keys() if own.get(key) != got.get(key))
     if wrong:
@@ -193,6 +193,13 @@ def _create(name: str, **options: Any) -> VisionTransformer:
         raise ModelError(f"a backbone must be one of timm's VisionTransformer models, such as {next(iter(PACKED))}; "
                          f"{name} is a {type(vit).__name__}")
     return vit
+
+
+def _unfilled(name: str) -> dict[str, str]:
+    # first weights that nobody reads cost more than the rest of building a model, even on the meta device
+    from timm.models import is_model_in_modules
+
+    return {"weight_init": "skip"} if is_model_in_modules(name, ("vision_transformer", "deit")) else {}
 
 
 def _known(name: str) -> None:

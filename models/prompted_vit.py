@@ -167,8 +167,11 @@ class PromptedViT(nn.Module):
 
     def train(self, mode: bool = True) -> PromptedViT:
         """Training mode for all but the backbone, whose dropout must stay off."""
-        super().train(mode)
-        self.vit.eval()
+        self.training = mode
+        # the backbone is in eval mode since it was taken in; walking through its layers at every batch costs more than a tiny one's step
+        for child in self.children():
+            if child is not self.vit:
+                child.train(mode)
         return self
 
     def _part(self, part: str) -> dict[str, Tensor]:

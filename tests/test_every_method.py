@@ -124,6 +124,10 @@ def test_no_private_head_leaves_or_reaches_another_client(method: str, watched: 
             assert not any(needle in data for needle in needles)
 
 
+# what goes wrong behind a method's back: the same code checks all of them
+BEHIND = ("a leak after the check", "a tampered reply", "too few replies")
+
+
 class Leaking:
     """Four clients try one leak each; the other four are honest."""
 
@@ -160,6 +164,7 @@ def test_a_leak_planted_in_a_learner_is_refused(method: str, tmp_path: Path, mon
 
 def test_a_leak_planted_after_the_check_is_refused(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard looks at the finished message: a string, a head and a scalar added behind the seal go nowhere."""
+    in_turn(method, "a leak after the check", BEHIND, of=3)
     seal = client_main.seal
     extras = [("note", ConfigRecord({"label": "seven"})), ("mine", ArrayRecord({"w": encode(np.ones(3, np.float32))})),
               ("more", MetricRecord({"n": 1}))]
@@ -179,6 +184,7 @@ def test_a_leak_planted_after_the_check_is_refused(method: str, tmp_path: Path, 
 
 def test_what_a_tampered_client_sends_is_dropped_on_arrival(method: str, watched: tuple[Ran, Spy], tmp_path: Path) -> None:
     """The server checks for itself, and counts by reason; NaN is no number to average."""
+    in_turn(method, "a tampered reply", BEHIND, of=3)
     sends = bool(wire_of(method).up)
 
     def tamper(message: Message, reply: Callable[[], Message]) -> Message:
@@ -263,6 +269,7 @@ def test_a_client_whose_replies_are_lost_goes_on_from_what_was_accepted(method: 
 
 
 def test_too_few_replies_void_the_round_and_change_nothing(method: str, tmp_path: Path) -> None:
+    in_turn(method, "too few replies", BEHIND, of=3)
     ran = run(tmp_path, method, failing(*((f"client-00{i}", 2) for i in range(3))), max_void_rounds=2)
     assert [r["void"] for r in ran.records] == [False, True]
     (before, extra_before), (after, extra_after) = (state_after(ran, number) for number in (1, 2))

@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from client_app.device_data import array_on_device, inputs
 from client_app.loop import LoopSettings, fit, place, precision
-from client_app.prompt_loop import fit_prompts, place_model
+from client_app.placing import place_backbone
+from client_app.prompt_loop import fit_prompts
 from models import build_model, prompted_vit
 from models.backbones import TWINS, load_backbone, prepare
 
@@ -83,7 +84,7 @@ def vit(settings: LoopSettings, size: Size, quick: bool) -> dict[str, Any]:
     made = prompted_vit.PromptedViT(backbone, 10, prompted_vit.PromptConfig(shared_tokens=10, use="shared"))
     ours, plain = made, copy.deepcopy(made)
     for model in (ours, plain):
-        place_model(model, settings)
+        place_backbone(model, settings)
     called = torch.compile(plain) if settings.compile else plain
     groups = [{"params": list(held), "lr": RATES[kind]} for kind, held in plain.trainable().items() if kind in RATES]
 

@@ -160,7 +160,7 @@ def _checked_layout(expected: Layout | None, tensors: Tensors) -> Layout:
     """The layout of ``tensors``, all floating and with the expected names and shapes."""
     layout = layout_of(tensors)
     for name, tensor in tensors.items():
-        if not np.issubdtype(tensor.dtype, np.floating):
+        if tensor.dtype.kind != "f":
             raise TypeError(
                 f"{name} is {tensor.dtype}: integer counters are never averaged, send floating tensors only"
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +24,13 @@ Layout = Mapping[str, tuple[tuple[int, ...], str]]
 
 def layout_of(tensors: Tensors) -> Layout:
     """The names, shapes and dtypes of ``tensors``: what a slot that carries them must look like."""
-    return {name: (tuple(t.shape), str(t.dtype)) for name, t in tensors.items()}
+    return {name: (tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()}
+
+
+@lru_cache(64)  # a message may name any
+def dtype_name(dtype: np.dtype) -> str:
+    """How a layout calls a kind of number, "float32" say; kept, since numpy composes the word anew every time."""
+    return str(dtype)
 
 
 @dataclass(frozen=True)

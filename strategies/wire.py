@@ -23,7 +23,7 @@ from strategies.contract import WireViolation as WireViolation
 from strategies.packing import PACK_FROM, flat_of, key_of, packs, split
 from strategies.precision import TRAVEL, from_travel, to_travel
 from strategies.scalars import fault_of
-from strategies.types import Layout, Round, Slots, Tensors
+from strategies.types import Layout, Round, Slots, Tensors, dtype_name
 
 METRICS, ROUND, HELLO = "metrics", "round", "hello"
 _HEADER_LIMIT = 1024
@@ -49,7 +49,7 @@ def pack_slot(tensors: Tensors, travel: str = "float32") -> ArrayRecord:
     body.seek(_FLAT_HEADER)
     # one tensor at a time: they may be computed only as they are asked for
     for name, tensor in tensors.items():
-        layout[name] = (tuple(tensor.shape), str(tensor.dtype))
+        layout[name] = (tuple(tensor.shape), dtype_name(tensor.dtype))
         if tensor.size:
             body.write(np.ascontiguousarray(to_travel(tensor, travel)).reshape(-1).data.cast("B"))
     if not packs(layout):
@@ -123,7 +123,7 @@ def _check_text(name: str, record: object, direction: Direction) -> None:
 
 def encode(tensor: np.ndarray, travel: str = "float32") -> Array:
     """A tensor as Flower's ``Array`` (``.npy`` bytes), with one copy where Flower makes three."""
-    declared = travel if tensor.dtype == np.float32 else str(tensor.dtype)
+    declared = travel if tensor.dtype == np.float32 else dtype_name(tensor.dtype)
     tensor = to_travel(tensor, travel)
     contiguous = np.ascontiguousarray(tensor).reshape(tensor.shape)
     header = io.BytesIO()
@@ -145,7 +145,7 @@ def decode(array: Array, shape: tuple[int, ...], dtype: str, travel: str = "floa
     if len(array.data) > size + _HEADER_LIMIT:
         raise WireViolation("size", f"expected about {size} bytes, got {len(array.data)}")
     got_shape, fortran, got_dtype, start = _header(array.data[:_HEADER_LIMIT])
-    if str(got_dtype) != dtype or array.dtype != declared:
+    if dtype_name(got_dtype) != dtype or array.dtype != declared:
         raise WireViolation("dtype", f"expected {declared}, got {got_dtype}{', and another is declared' * (array.dtype != declared)}")
     if got_shape != shape or array.shape != shape or (fortran and len(shape) > 1):
         order = ", in Fortran order" if fortran else ""

@@ -21,8 +21,8 @@ _PAIR = re.compile(rf"({_KEY})=({_VALUE})")
 _BARE_POINT = re.compile(r"[+-]?(?:\.\d+|\d+\.)(?:[eE][+-]?\d+)?")
 
 
-def parse_overrides(arguments: Iterable[str]) -> dict[str, Scalar]:
-    """The items that ``arguments`` (the text of every ``-c``) give; later ones win.
+def parse_overrides(arguments: Iterable[str], option: str = "-c") -> dict[str, Scalar]:
+    """The items that ``arguments`` (the text of every ``-c``, or of another ``option``) give; later ones win.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Scalar]:
             continue
         key, equals, value = text.partition("=")
         if not equals or not re.fullmatch(_KEY, key.strip()):
-            raise ConfigError(f"-c expects KEY=VALUE, got {text!r}")
+            raise ConfigError(f"{option} expects KEY=VALUE, got {text!r}")
         items[key.strip()] = scalar(value.strip())
     return items
 

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     importable_here()
     folder = place("RUN", options.folder)
     settings = finished(folder)
-    tries: list[Mapping[str, Scalar]] = [{}, *(parse_overrides([text]) for text in options.tries or USUAL)]
+    tries: list[Mapping[str, Scalar]] = [{}, *(parse_overrides([text], "--try") for text in options.tries or USUAL)]
     for given in tries:
         changed(settings, given)  # before anything is started
     with locked(folder):
@@ -64,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
     print(table(found), end="")
     if items_of_all(settings).get("hdc-fl.serve") == "better":
         print("clients of this run chose between mixture and shared encoder (hdc-fl.serve = better); these are the mixtures alone")
+    if absent := sorted(scored_in(folder) - found[0]["served"].keys()):
+        print(f"without {', '.join(absent)}, from whom no score came (why: above); the first row is not quite the run's own, therefore")
     print(f"by client: {folder / FILE}")
     return 0
 
@@ -76,6 +78,16 @@ def tried(folder: Path, settings: Settings, tries: Sequence[Mapping[str, Scalar]
 
     with InProcessGrid(items_of_all(settings), settings.run.clients, min(workers, settings.run.clients)) as grid:
         return [found.to_json() for found in recluster(grid, folder, settings, tries, on_try)]
+
+
+def scored_in(folder: Path) -> set[str]:
+    """The clients that took part in training and that the run itself has a served score of; none without a readable ``clients.csv``."""
+    from server_app.finished import client_lines
+
+    try:
+        return {line["client"] for line in client_lines(folder / "clients.csv") if line.get("served") and line.get("held_out") != "yes"}
+    except (OSError, ValueError, KeyError):
+        return set()
 
 
 def finished(folder: Path) -> Settings:

@@ -21,11 +21,11 @@ from server_app.encoder_shelf import EncoderShelf
 from server_app.finished_state import finished_strategy
 from server_app.rounds import Plan, RunFailed
 from strategies.adapter import RuleStrategy
-from strategies.config import ConfigError, Scalar, dashed
+from strategies.config import ConfigError, Scalar, check_known, dashed
 from strategies.donor_swap import ACCURACY, RAW
 from strategies.hdc_config import Config
 from strategies.hdc_fl import HdcRule, State
-from strategies.registry import Settings, items_of_all, parse_run_config
+from strategies.registry import Settings, items_of_all, known_keys, parse_run_config
 from strategies.tails import spread
 from strategies.types import Tensors
 
@@ -78,6 +78,7 @@ def changed(settings: Settings, given: Mapping[str, Scalar]) -> Config:
     """HDC-FL's settings with what is ``given``; raises ``ConfigError`` for what is wrong or needs a run of its own."""
     if not isinstance(settings.own, Config):
         raise ConfigError(f"only {NAME} has clusters to make anew, and this is a run of {settings.method.name}")
+    check_known(given, known_keys())
     if bound := [key for key in given if key not in FREE]:
         raise ConfigError(f"{bound[0]} has a say in training or in what clients send, so it needs a run of its own; "
                           f"free to change: {', '.join(FREE)}")

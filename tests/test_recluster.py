@@ -74,6 +74,17 @@ def test_later_tries_are_added_and_the_table_shows_them(ran: Ran, told: list[dic
     assert [line.split("  ")[0] for line in lines[1:4]] == ["as it ran", "temperature = 5", "num-clusters = 1"]
 
 
+def test_a_client_that_cannot_answer_is_named(ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures without it are not the run's own, and nobody may take them for that."""
+    folder = tmp_path / "copy"
+    shutil.copytree(ran.folder, folder)
+    (folder / "clients" / "test" / "client-002" / "personal.safetensors").unlink()
+    assert main(["recluster", str(folder), "--try", "hdc-fl.num-clusters=1", "--workers", "1"]) == 0
+    assert "without client-002, from whom no score came" in capsys.readouterr().out
+    found = json.loads((folder / "recluster.json").read_text())[-2:]
+    assert [set(row["served"]) for row in found] == [scores(ran).keys() - {"client-002"}] * 2
+
+
 def test_a_row_without_scores_has_none() -> None:
     assert "as it ran        –      –            –" in table([{"settings": {}, "clusters": 2, "silhouette": 0.5}])
 
@@ -82,7 +93,8 @@ def test_a_row_without_scores_has_none() -> None:
     (["--try", "hdc-fl.signal=head"], "hdc-fl.signal has a say in training or in what clients send, so it needs a run of its own"),
     (["--try", "lr=0.1"], "lr has a say in training"),
     (["--try", "hdc-fl.temperature=-1"], "hdc-fl.temperature must be 0 or more"),
-    (["--try", "hdc-fl.colour=1"], "hdc-fl.colour has a say"),
+    (["--try", "temperature=1"], "did you mean 'hdc-fl.temperature'"),
+    (["--try", "hdc-fl.temperature"], "--try expects KEY=VALUE, got 'hdc-fl.temperature'"),
 ])
 def test_what_cannot_be_tried_says_why(words: list[str], said: str, ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recluster", str(ran.folder), *words]) == 2 and said in capsys.readouterr().err

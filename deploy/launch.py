@@ -122,7 +122,7 @@ def saved_settings(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder} holds no run (no run.json); give a run's own: its --out, or under runs/") from None
     except OSError as error:
         raise ConfigError(f"cannot read {folder / 'run.json'}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{folder / 'run.json'} is damaged ({error}); restore it, or start the run anew in another folder") from None
     # which clients are held out is the run's own note, no setting
     return {key: value for key, value in saved.items() if key != HELD_OUT}

@@ -48,9 +48,12 @@ def run(options: argparse.Namespace) -> int:
     importable_here()
     folder = place("RUN", options.folder)
     settings = finished(folder)
-    tries: list[Mapping[str, Scalar]] = [{}, *(parse_overrides([text], "--try") for text in options.tries or USUAL)]
-    for given in tries:
+    tries: list[Mapping[str, Scalar]] = [{}]
+    for text in options.tries or USUAL:
+        given = parse_overrides([text], "--try")
         changed(settings, given)  # before anything is started
+        tries += [given] if given not in tries else []
+    before = noted(folder)
     with locked(folder):
         try:
             with logged(None), counted_off("tried") as shown:
@@ -60,12 +63,17 @@ def run(options: argparse.Namespace) -> int:
         except (RunFailed, CheckpointError, ShelfError) as error:
             print(f"fedhearth: {error}", file=sys.stderr)
             return 1
-        _note(folder, found)
-    print(table(found), end="")
-    if items_of_all(settings).get("hdc-fl.serve") == "better":
-        print("clients of this run chose between mixture and shared encoder (hdc-fl.serve = better); these are the mixtures alone")
-    if absent := sorted(scored_in(folder) - found[0]["served"].keys()):
-        print(f"without {', '.join(absent)}, from whom no score came (why: above); the first row is not quite the run's own, therefore")
+        print(table(found), end="")
+        better = items_of_all(settings).get("hdc-fl.serve") == "better"
+        if better:
+            print("clients of this run chose between mixture and shared encoder (hdc-fl.serve = better); these are the mixtures alone")
+        served = scored_in(folder)
+        if unasked := sorted(served.keys() - found[0]["served"].keys() - set(found[0]["silent"])):
+            print(f"without {', '.join(unasked)}, whom the run served the shared encoder: no part of any refresh")
+        if wrong := doubts(found, {} if better else served):
+            print(f"fedhearth: {wrong}; nothing is kept of this", file=sys.stderr)
+            return 1
+        note(folder, before, found)
     print(f"by client: {folder / FILE}")
     return 0
 
@@ -80,14 +88,31 @@ def tried(folder: Path, settings: Settings, tries: Sequence[Mapping[str, Scalar]
         return [found.to_json() for found in recluster(grid, folder, settings, tries, on_try)]
 
 
-def scored_in(folder: Path) -> set[str]:
-    """The clients that took part in training and that the run itself has a served score of; none without a readable ``clients.csv``."""
+def doubts(found: Sequence[Mapping[str, Any]], served: Mapping[str, float]) -> str:
+    """Why figures are not those of the run with other clusters; "" if they are.
+
+    ``served``: the run's own scores, which its own settings must give again, to the bit.
+    """
+    if silent := sorted({client for row in found for client in row["silent"]}):
+        return f"no answer came from {', '.join(silent)} (why: above), and these figures are without"
+    own = found[0]["served"]
+    if other := [client for client, score in served.items() if client in own and own[client] != score]:
+        client = other[0]
+        return (f"the run's own clusters must give its own scores again, and {len(other)} of {len(own)} differ, such as {client}'s "
+                f"({100 * own[client]:.2f} %, and {100 * served[client]:.2f} % in clients.csv): the data, the clients' files or the device "
+                "are not what they were. Restore them")
+    return ""
+
+
+def scored_in(folder: Path) -> dict[str, float]:
+    """The run's own served scores, by client that took part in training; none without a readable ``clients.csv``."""
     from server_app.finished import client_lines
 
     try:
-        return {line["client"] for line in client_lines(folder / "clients.csv") if line.get("served") and line.get("held_out") != "yes"}
+        return {line["client"]: float(line["served"]) for line in client_lines(folder / "clients.csv")
+                if line.get("served") and line.get("held_out") != "yes"}
     except (OSError, ValueError, KeyError):
-        return set()
+        return {}
 
 
 def finished(folder: Path) -> Settings:
@@ -99,17 +124,26 @@ def finished(folder: Path) -> Settings:
     return to_ask_again(settings, state)
 
 
-def _note(folder: Path, found: Sequence[Mapping[str, Any]]) -> None:
-    """Add ``found`` to ``recluster.json``, in the place of earlier tries of the same settings."""
+def noted(folder: Path) -> list[dict[str, Any]]:
+    """What ``recluster.json`` holds; raises ``ConfigError`` if it cannot be read."""
+    path = folder / FILE
+    try:
+        held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        return [row for row in held if row["settings"] is not None]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise ConfigError(f"{path} is damaged; delete it and try again") from None
+
+
+def note(folder: Path, before: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> None:
+    """Leave ``found`` in ``recluster.json``, in the place of earlier tries of the same settings; raises ``ConfigError`` if it cannot be."""
     from server_app.report import replace_text
 
-    path, now = folder / FILE, [told["settings"] for told in found]
+    now = [told["settings"] for told in found]
+    text = json.dumps([*(told for told in before if told["settings"] not in now), *found], indent=1, allow_nan=False)
     try:
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        kept = [told for told in before if told["settings"] not in now]
-    except (ValueError, TypeError, KeyError):
-        raise ConfigError(f"{path} is damaged; delete it and try again") from None
-    replace_text(path, json.dumps([*kept, *found], indent=1) + "\n")
+        replace_text(folder / FILE, text + "\n")
+    except OSError as error:
+        raise ConfigError(f"{folder / FILE} cannot be written ({error.strerror}); the figures above are kept nowhere") from None
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:

@@ -23,6 +23,8 @@ def write_swap(folder: Path, told: Mapping[str, Any]) -> None:
     if picture:
         with replacing(folder / PICTURE) as torn:
             torn.write_bytes(picture)
+    else:
+        (folder / PICTURE).unlink(missing_ok=True)  # an earlier swap's would contradict the figures
     with replacing(folder / FILE) as torn:
         torn.write_text(json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8", newline="")
 

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from server_app.donor_swap import OnDonor, shelved, swap, write
 from server_app.finished_state import finished_strategy
-from server_app.rounds import Plan
+from server_app.rounds import Plan, RunFailed
 from strategies.adapter import RuleStrategy
 from strategies.config import ConfigError
 from strategies.donor_swap import Donors, donors_by_heads
@@ -40,13 +40,15 @@ def swap_finished(grid: Grid, folder: Path, settings: Settings, personal: Person
     ConfigError
         If the clients' data are not the run's, its last state is not there, or there is nothing to swap.
     CannotStart, RunFailed
-        If a client cannot take part.
+        If a client cannot take part, or none answers.
     """
     run = settings.run
     strategy, start = finished_strategy(grid, folder, settings)
     donors, encoder_of = _sources(strategy, start["head"], personal, heads)
     found = swap(grid, strategy, Plan(run.rounds, run.deadline, run.quorum, done=run.rounds), donors, encoder_of, run.donor_swap,
                  on_donor=on_donor)
+    if found.dropped and not np.isfinite(found.own).any():
+        raise RunFailed(f"no client answered ({dict(found.dropped)}); the log above says why")
     return write(folder, strategy, donors, found)
 
 

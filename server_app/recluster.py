@@ -8,6 +8,7 @@ held out are not asked.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -44,6 +45,7 @@ class Tried:
     ----------
     settings : what was changed; empty for the run as it was.
     clusters, silhouette, rank : of the refresh.
+    silent : clients of the refresh from whom no answer came.
     served, served_raw : test accuracy by client, with BatchNorm as the run scores, and as the mixture has it.
     """
 
@@ -51,13 +53,19 @@ class Tried:
     clusters: int
     silhouette: float
     rank: int
+    silent: tuple[str, ...]
     served: Mapping[str, float]
     served_raw: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
         tails = {key: asdict(spread(scores)) for key, scores in (("served", self.served), ("served_raw", self.served_raw)) if scores}
-        return {"settings": dict(self.settings), "clusters": self.clusters, "silhouette": self.silhouette, "rank": self.rank,
-                **{f"{key}_tails": told for key, told in tails.items()}, "served": dict(self.served), "served_raw": dict(self.served_raw)}
+        for told in tails.values():
+            del told["weighted_mean"]  # would need the counts, which may have stayed at home
+        # JSON has no word for inf, which is a temperature
+        settings = {key: str(value) if value == math.inf else value for key, value in self.settings.items()}
+        return {"settings": settings, "silent": list(self.silent), "clusters": self.clusters, "silhouette": self.silhouette,
+                "rank": self.rank, **{f"{key}_tails": told for key, told in tails.items()},
+                "served": dict(self.served), "served_raw": dict(self.served_raw)}
 
 
 class BesideShelf:
@@ -130,4 +138,5 @@ def _tried(grid: Grid, strategy: RuleStrategy, given: Mapping[str, Scalar], conf
     if not tally.metrics:
         raise RunFailed(f"no client answered ({dict(tally.dropped)}); the log above says why")
     groups = again.groups
-    return Tried(given, groups.weights.shape[1], groups.silhouette, groups.rank, *scores)
+    silent = tuple(sorted(set(again.groups.clients) - tally.metrics.keys()))
+    return Tried(given, groups.weights.shape[1], groups.silhouette, groups.rank, silent, *scores)

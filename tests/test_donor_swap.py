@@ -334,6 +334,16 @@ def test_what_cannot_be_swapped_afterwards_says_why(folder: Path, tmp_path: Path
     assert main(["donor-swap", str(apart)]) == 2 and "stays at the sites" in capsys.readouterr().err
 
 
+def test_without_any_answer_an_earlier_swap_stays(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    apart = tmp_path / "apart"
+    shutil.copytree(folder, apart)
+    for model in apart.glob("clients/*/*/personal.safetensors"):
+        model.unlink()
+    before = {name: (apart / name).read_bytes() for name in ("donor_swap.json", "report.html")}
+    assert main(["donor-swap", str(apart), "--workers", "1"]) == 1 and "no client answered" in capsys.readouterr().err
+    assert {name: (apart / name).read_bytes() for name in before} == before
+
+
 @pytest.mark.parametrize(("count", "said"), [(0, "0 of them lie here"), (1, "1 of them lies here")])
 def test_a_swap_needs_two_personal_models(count: int, said: str) -> None:
     kept = {part: {"weight": np.zeros(2)} for part in ("encoder", "head")}

@@ -74,15 +74,41 @@ def test_later_tries_are_added_and_the_table_shows_them(ran: Ran, told: list[dic
     assert [line.split("  ")[0] for line in lines[1:4]] == ["as it ran", "temperature = 5", "num-clusters = 1"]
 
 
-def test_a_client_that_cannot_answer_is_named(ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Figures without it are not the run's own, and nobody may take them for that."""
+def test_what_is_not_the_runs_any_more_is_told_and_not_kept(ran: Ran, told: list[dict[str, Any]], tmp_path: Path,
+                                                            capsys: pytest.CaptureFixture[str]) -> None:
+    """A client without its personal model, and one that now scores otherwise: what was kept before stays as it was."""
+    for fault, said in (("lost", "no answer came from client-002 (why: above), and these figures are without"),
+                        ("other", "must give its own scores again, and 1 of 4 differ, such as client-002's")):
+        folder = tmp_path / fault
+        shutil.copytree(ran.folder, folder)
+        if fault == "lost":
+            (folder / "clients" / "test" / "client-002" / "personal.safetensors").unlink()
+        else:
+            path, score = folder / "clients.csv", str(scores(ran)["client-002"])
+            before, name, row = path.read_text().partition("client-002,")
+            path.write_text(before + name + row.replace(f",{score},", ",0.0625,", 1))
+        assert main(["recluster", str(folder), "--try", "hdc-fl.num-clusters=1", "--workers", "1"]) == 1
+        err = capsys.readouterr().err
+        assert said in err and err.endswith("nothing is kept of this\n")
+        assert json.loads((folder / "recluster.json").read_text()) == told
+
+
+def test_repeated_and_infinite_tries_are_one_row_of_json(ran: Ran, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
-    shutil.copytree(ran.folder, folder)
-    (folder / "clients" / "test" / "client-002" / "personal.safetensors").unlink()
-    assert main(["recluster", str(folder), "--try", "hdc-fl.num-clusters=1", "--workers", "1"]) == 0
-    assert "without client-002, from whom no score came" in capsys.readouterr().out
-    found = json.loads((folder / "recluster.json").read_text())[-2:]
-    assert [set(row["served"]) for row in found] == [scores(ran).keys() - {"client-002"}] * 2
+    shutil.copytree(ran.folder, folder, ignore=shutil.ignore_patterns("recluster.json"))
+    for _ in range(2):
+        assert main(["recluster", str(folder), *["--try", "hdc-fl.temperature=inf"] * 2, "--workers", "1"]) == 0
+    found = json.loads((folder / "recluster.json").read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert [row["settings"] for row in found] == [{}, {"hdc-fl.temperature": "inf"}]
+    assert "weighted_mean" not in found[0]["served_tails"]
+
+
+def test_a_client_that_no_refresh_knows_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With half the clients a round, one has never trained: the run served it the shared encoder."""
+    some = run(tmp_path / "run", "hdc-fl", rounds=1, fraction=0.5)
+    assert main(["recluster", str(some.folder), "--try", "hdc-fl.temperature=1", "--workers", "1"]) == 0
+    outside = sorted(scores(some).keys() - set(some.records[0]["accepted"]))
+    assert len(outside) == 2 and f"without {', '.join(outside)}, whom the run served the shared encoder" in capsys.readouterr().out
 
 
 def test_a_row_without_scores_has_none() -> None:

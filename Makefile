@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 # tests wait for disks and other processes a quarter of the time, so one worker more than cores
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 7) + 1)' 2>/dev/null)
+WORKERS ?= $$($(BIN)/python -c 'import os; print(min(os.cpu_count() or 1, 7) + 1)')
 DEMO := -c dataset=digits -c partition=rotation -c clients=12 -c rounds=15
 
 .PHONY: install demo test test-deploy lint clean

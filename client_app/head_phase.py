@@ -28,6 +28,7 @@ from client_app.loop import (
     place,
     precision,
 )
+from client_app.placing import eval_mode
 from models.split import SplitModel
 
 
@@ -39,13 +40,9 @@ def encode(model: SplitModel, images: np.ndarray, settings: LoopSettings) -> np.
     if not len(images):
         return np.zeros((0, model.feature_dim), np.float32)
     place(model, settings)
-    if was_training := model.encoder.training:
-        model.encoder.eval()
     chunks = np.split(images, range(settings.score_batch, len(images), settings.score_batch))
-    with torch.inference_mode(), precision(settings):
+    with eval_mode(model.encoder), torch.inference_mode(), precision(settings):
         features = [model.encoder(chunk).float() for chunk in in_order(chunks, settings)]
-    if was_training:
-        model.encoder.train()
     return torch.cat(features).cpu().numpy()
 
 

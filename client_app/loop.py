@@ -35,7 +35,7 @@ from client_app.cohort import Fit, seated
 from client_app.compiled import loss_function
 from client_app.device_data import Streamed, array_on_device, batches, for_training, in_order, inputs, normalised
 from client_app.loop_settings import DeviceError, LoopSettings, resolve_device
-from client_app.placing import place, threads
+from client_app.placing import eval_mode, place, threads
 from models.split import SplitModel, batchnorms, has_batchnorm
 
 __all__ = ["DeviceError", "FitStats", "LoopSettings", "Sgd", "TrainingDiverged", "array_on_device", "batch_sizes", "check_labels",
@@ -190,13 +190,9 @@ def _in_eval_mode(
     """Logits (B, C) in float32 and labels (B,), a pair a batch; the model's mode stays as it was."""
     check_labels(images, labels, model.head.out_features)
     place(model, settings)
-    if was_training := model.training:
-        model.eval()
     cuts = range(settings.score_batch, len(labels), settings.score_batch)
-    with torch.inference_mode(), precision(settings):
+    with eval_mode(model), torch.inference_mode(), precision(settings):
         logits = [model(chunk).float() for chunk in in_order(np.split(images, cuts), settings)]
-    if was_training:
-        model.train()
     return list(zip(logits, torch.split(_labels(labels, settings), settings.score_batch), strict=True))
 
 

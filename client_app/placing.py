@@ -1,7 +1,9 @@
-"""Where a model is: threads, device and memory order, settled once and then left alone."""
+"""Where a model is: threads, device and memory order, settled once and then left alone; and the mode it scores in."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from weakref import WeakKeyDictionary
 
@@ -43,6 +45,16 @@ def _settle(model: nn.Module, settings: LoopSettings, channels_last: bool) -> No
     if channels_last and takes_channels_last(model, device):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     _PLACED[model] = wanted
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Eval mode for a while; ``module`` is walked through only where it is not in it already."""
+    if was_training := module.training:
+        module.eval()
+    yield
+    if was_training:
+        module.train()
 
 
 def takes_channels_last(model: nn.Module, device: torch.device) -> bool:

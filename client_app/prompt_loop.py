@@ -134,8 +134,7 @@ def require_finite(fitted: FitStats) -> None:
 def _forward(model: PromptedViT, call: Callable[[Tensor], Tensor], images: np.ndarray, settings: LoopSettings,
              empty: tuple[int, int]) -> np.ndarray:
     place_backbone(model, settings)
-    if model.training:
-        model.eval()
+    model.eval()
     with torch.inference_mode():
         found = [call(prepare(part, model.vit)).float() for part in uploaded(chunks(images, settings), settings)]
     return torch.cat(found).cpu().numpy() if found else np.zeros(empty, np.float32)

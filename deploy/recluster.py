@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
         given = parse_overrides([text], "--try")
         changed(settings, given)  # before anything is started
         tries += [given] if given not in tries else []
-    before = noted(folder)
     with locked(folder):
+        before = noted(folder)
         try:
             with logged(None), counted_off("tried") as shown:
                 found = tried(folder, settings, tries, options.workers or cores(), shown)
@@ -106,11 +106,10 @@ def doubts(found: Sequence[Mapping[str, Any]], served: Mapping[str, float]) -> s
 
 def scored_in(folder: Path) -> dict[str, float]:
     """The run's own served scores, by client that took part in training; none without a readable ``clients.csv``."""
-    from server_app.finished import client_lines
+    from server_app.finished import trained_lines
 
     try:
-        return {line["client"]: float(line["served"]) for line in client_lines(folder / "clients.csv")
-                if line.get("served") and line.get("held_out") != "yes"}
+        return {line["client"]: float(line["served"]) for line in trained_lines(folder / "clients.csv") if line.get("served")}
     except (OSError, ValueError, KeyError):
         return {}
 

@@ -145,7 +145,7 @@ def _accuracy(table: Path, summary: Mapping[str, Any]) -> dict[str, dict[str, fl
     if not table.exists():
         return out
     try:
-        lines = [line for line in client_lines(table) if line.get("held_out") != "yes"]
+        lines = trained_lines(table)
         n_test = {line["client"]: int(line["n_test"]) for line in lines if line.get("n_test")}
         out = {kind: {line["client"]: _share(line[kind]) for line in lines if line.get(kind)} for kind in out}
         said = [contradiction(f"{kind} scores", scores, n_test, summary.get(kind)) for kind, scores in out.items()]
@@ -177,6 +177,11 @@ def client_lines(table: Path) -> list[dict[str, str]]:
     if most > 1:
         raise ValueError(f"client {name!r} has {most} rows, and should have one")
     return lines
+
+
+def trained_lines(table: Path) -> list[dict[str, str]]:
+    """Those of clients that took part in training; raises as ``client_lines``."""
+    return [line for line in client_lines(table) if line.get("held_out") != "yes"]
 
 
 def _share(cell: str) -> float:

@@ -119,6 +119,7 @@ def test_a_row_without_scores_has_none() -> None:
     (["--try", "hdc-fl.signal=head"], "hdc-fl.signal has a say in training or in what clients send, so it needs a run of its own"),
     (["--try", "lr=0.1"], "lr has a say in training"),
     (["--try", "hdc-fl.temperature=-1"], "hdc-fl.temperature must be 0 or more"),
+    (["--try", "hdc-fl.colour=1"], "unknown key 'hdc-fl.colour'"),
     (["--try", "temperature=1"], "did you mean 'hdc-fl.temperature'"),
     (["--try", "hdc-fl.temperature"], "--try expects KEY=VALUE, got 'hdc-fl.temperature'"),
 ])

@@ -23,7 +23,8 @@ from strategies.wire import bytes_of
 app = ServerApp()
 MOST = 16
 MOST_BYTES = 2 << 20
-LOOK_EVERY = 0.01
+# seconds between two looks for replies, longer the longer none comes, since looking costs the workers CPU time
+LOOK_FIRST, LOOK_LAST, LOOK_LONGER = 0.01, 0.05, 1.2
 
 
 @app.main()
@@ -79,7 +80,7 @@ class BundledGrid(VirtualNodes):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that are there; waits until a bundle is done."""
-        end = time.monotonic() + POLL
+        end, look = time.monotonic() + POLL, LOOK_FIRST
         while time.monotonic() < end:
             if overdue := self._overdue():
                 return overdue
@@ -88,7 +89,8 @@ class BundledGrid(VirtualNodes):
             self._feed()
             if replies:
                 return replies
-            time.sleep(LOOK_EVERY)
+            time.sleep(look)
+            look = min(LOOK_LAST, look * LOOK_LONGER)
         return []
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:

@@ -6,7 +6,7 @@ exchange after the last round, before the closing evaluation.
 Flower's own ``Strategy.start`` keeps every reply of a round in memory, waits for ever, and cannot resume
 (FLOWER.md 5, 6, 11.9). Here replies stream: they are handed to ``aggregate_*`` as a generator, *in the order of the
 messages* whatever order they arrive in, so that a sum of floats does not depend on who was faster; a reply that is
-early waits in a spool file, so memory stays flat. A round ends when every reply is in, or at its deadline. A dead
+early waits, in a spool file if there are many, so memory stays flat. A round ends when every reply is in, or at its deadline. A dead
 simulation actor (error code 0) ends the run, because Flower would hand it more and more of the work.
 """
 
@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from operator import length_hint
+from typing import IO
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -37,7 +38,7 @@ DEAD_ACTOR = 0
 BATCH = 16
 PULL_MOST = 64
 PULL_BYTES = 8 << 20
-SPOOL_BYTES = 4 << 20
+SPOOL_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -241,28 +242,42 @@ def _size(message: Message) -> int:
 
 
 class Spool:
-    """Replies that came out of turn: in one file, which begins in memory, so that neither memory nor open files grow with them."""
+    """Replies that came out of turn: ``SPOOL_BYTES`` of them as they are, the others in one file, so that memory stays flat."""
 
     def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115
+        self._kept: dict[str, Message] = {}
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
         self._places: dict[str, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._kept) + len(self._places)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._places
+        return key in self._kept or key in self._places
 
     def put(self, key: str, message: Message) -> None:
+        if self._bytes + _size(message) <= SPOOL_BYTES:
+            self._bytes += _size(message)
+            self._kept[key] = message
+            return
+        file = self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115
         if not self._places:
-            self._file.truncate(0)  # else the room of what was read would never be used again
-        start = self._file.seek(0, io.SEEK_END)
-        self._places[key] = start, self._file.write(message_to_proto(message).SerializeToString())
+            file.truncate(0)  # else the room of what was read would never be used again
+        start = file.seek(0, io.SEEK_END)
+        self._places[key] = start, file.write(message_to_proto(message).SerializeToString())
 
     def pop(self, key: str) -> Message:
+        if key in self._kept:
+            message = self._kept.pop(key)
+            self._bytes -= _size(message)
+            return message
+        assert self._file is not None
         start, length = self._places.pop(key)
         self._file.seek(start)
         return message_from_proto(MessageProto.FromString(self._file.read(length)))
 
     def close(self) -> None:
-        self._file.close()
+        self._kept.clear()
+        if self._file is not None:
+            self._file.close()

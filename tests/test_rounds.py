@@ -102,15 +102,18 @@ def test_replies_that_come_in_reverse_are_folded_in_order_and_bit_equal(size: in
     assert outcome.largest >= 8 * size
 
 
-def test_the_spool_gives_back_what_it_got_and_one_file_serves_all() -> None:
+@pytest.mark.parametrize("held", [0, 3, 21])
+def test_the_spool_gives_back_what_it_got_and_one_file_serves_what_memory_may_not_hold(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = Spool()
     kept = [Message(one_number(i / 3, i), reply_to=tell(RecordDict())) for i in range(20)]
     kept.append(Message(Error(2, "why"), reply_to=tell(RecordDict())))
+    monkeypatch.setattr(rounds, "SPOOL_BYTES", held * rounds._size(kept[0]))
     ends = []
     for _ in range(2):
         for i, message in enumerate(kept):
             spool.put(str(i), message)
-        ends.append(spool._file.tell())
+        ends.append(spool._file.tell() if spool._file else 0)
+        assert len(spool._places) == max(0, 20 - held)
         assert len(spool) == 21 and "3" in spool and "21" not in spool
         for i in (5, 20, *(j for j in range(20) if j != 5)):
             back = spool.pop(str(i))
@@ -121,7 +124,7 @@ def test_the_spool_gives_back_what_it_got_and_one_file_serves_all() -> None:
                 assert (back.error.code, back.error.reason) == (2, "why")
         assert len(spool) == 0
     spool.close()
-    assert ends[0] == ends[1] > 0
+    assert ends[0] == ends[1] and (ends[0] > 0) == (held < 20)
 
 
 def test_a_round_ends_at_its_deadline_with_those_that_came() -> None:

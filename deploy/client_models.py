@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from deploy.launch import importable_here, place, saved_settings, state_of
+from deploy.launch import importable_here, place, saved_settings, state_of, to_finish
 from strategies.config import ConfigError, check_name, check_site_name, nearest
 
 if TYPE_CHECKING:
@@ -77,8 +76,7 @@ def _of_run(folder: Path, client: str, state_dir: str, run_id: str) -> Path:
     if (state / client / FILE).is_file():
         return state / client
     if not (folder / "summary.json").exists():
-        raise ConfigError(f"the run in {folder} is not finished, and personal models come at its end; finish it first: "
-                          f"fedhearth run --resume {shlex.quote(str(folder))}")
+        raise ConfigError(f"the run in {folder} is not finished, and personal models come at its end; {to_finish(folder)}")
     return _refuse(client, state, state.glob(f"*/{FILE}"))
 
 

@@ -101,7 +101,10 @@ def _report(folder: Path) -> Path | None:
 
     try:
         return draw_again(folder)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+    except OSError as error:
+        print(f"fedhearth: the report stays as it was: {error.filename or folder}: {error.strerror or error}", file=sys.stderr)
+        return None
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         print(f"fedhearth: the report stays as it was, since the run's folder is incomplete or damaged ({type(error).__name__}: {error})",
               file=sys.stderr)
         return None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from deploy.launch import saved_settings, state_of
+from deploy.launch import saved_settings, state_of, to_finish
 from strategies.config import ConfigError
 from strategies.registry import Settings, parse_run_config
 
@@ -18,7 +17,7 @@ def finished_run(folder: Path) -> tuple[Settings, Path]:
     """Settings of the run in ``folder``, and where its clients' state is if it is here; raises ``ConfigError`` unless it is finished."""
     saved = saved_settings(folder)
     if not (folder / "summary.json").exists():
-        raise ConfigError(f"the run in {folder} is not finished; finish it first: fedhearth run --resume {shlex.quote(str(folder))}")
+        raise ConfigError(f"the run in {folder} is not finished; {to_finish(folder)}")
     return parse_run_config(saved), state_of(folder, saved)
 
 

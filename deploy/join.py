@@ -7,13 +7,12 @@ run's own files stay as they are; ``joined.json`` is added, and the new client's
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.launch import importable_here, locked, place, saved_settings, state_of, told_here
+from deploy.launch import importable_here, locked, place, saved_settings, state_of, to_finish, told_here
 from deploy.run_log import logged
 from strategies.config import ConfigError, check_site_name, items_of
 from strategies.data_warnings import counted
@@ -68,8 +67,8 @@ def _finished(folder: Path, state_dir: str) -> tuple[Settings, Path]:
     """Settings and root of the clients' state of the finished run in ``folder``."""
     saved = saved_settings(folder)
     if not (folder / "summary.json").exists():
-        raise ConfigError(f"the run in {folder} is not finished, and a client can only join after its last round; finish it first: "
-                          f"fedhearth run --resume {shlex.quote(str(folder))}")
+        raise ConfigError(f"the run in {folder} is not finished, and a client can only join after its last round; "
+                          f"{to_finish(folder)}")
     state = place("--state-dir", state_dir) if state_dir else state_of(folder, saved).parent
     return parse_run_config(saved), state
 

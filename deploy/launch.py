@@ -187,6 +187,15 @@ def locked(folder: Path, patience: float = 0) -> Iterator[int]:
         yield descriptor
 
 
+def to_finish(folder: Path) -> str:
+    """What to do about the unfinished run in ``folder``: wait while a process writes to it, else resume."""
+    try:
+        with locked(folder):
+            return f"finish it first: fedhearth run --resume {shlex.quote(str(folder))}"
+    except ConfigError:
+        return "it is still at work, or its folder cannot be written: wait for it"
+
+
 def check_data(settings: Settings) -> None:
     """Open the first client's data and fit the model to it, so that both fail here or not at all.
 

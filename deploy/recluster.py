@@ -134,15 +134,15 @@ def noted(folder: Path) -> list[dict[str, Any]]:
 
 
 def note(folder: Path, before: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> None:
-    """Leave ``found`` in ``recluster.json``, in the place of earlier tries of the same settings; raises ``ConfigError`` if it cannot be."""
+    """Leave ``found`` in ``recluster.json``, in the place of earlier tries of the same settings; raises ``OSError`` if it cannot be."""
     from server_app.report import replace_text
 
     now = [told["settings"] for told in found]
     text = json.dumps([*(told for told in before if told["settings"] not in now), *found], indent=1, allow_nan=False)
     try:
         replace_text(folder / FILE, text + "\n")
-    except OSError as error:
-        raise ConfigError(f"{folder / FILE} cannot be written ({error.strerror}); the figures above are kept nowhere") from None
+    except OSError as error:  # no fault of the input: the command line ends with 1
+        raise OSError(error.errno, f"{error.strerror}, and the figures above are kept nowhere", str(folder / FILE)) from None
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:

@@ -23,6 +23,7 @@ from server_app.durable import replacing, sync_to_disk
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _FILE = re.compile(r"r([0-9]+)\.safetensors")
+_RESTORE = "restore the file in the run's folder, or resume from an earlier checkpoint"
 
 
 class ShelfError(LookupError):
@@ -109,9 +110,9 @@ class _TensorsOnDisk(Mapping[str, np.ndarray]):
             self._file = safe_open(path, framework="numpy")
             self._names: dict[str, None] = dict.fromkeys(json.loads(self._file.metadata()["names"]))
         except FileNotFoundError:
-            raise ShelfError(f"{what} is not on the shelf; has it been put there and not pruned?") from None
+            raise ShelfError(f"{what} is not on the shelf; {_RESTORE}") from None
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ShelfError(f"{what} is damaged ({error}); resume an earlier checkpoint") from error
+            raise ShelfError(f"{what} is damaged ({error}); {_RESTORE}") from error
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
@@ -119,7 +120,7 @@ class _TensorsOnDisk(Mapping[str, np.ndarray]):
         try:
             return self._file.get_tensor(name)
         except SafetensorError as error:
-            raise ShelfError(f"{self._what} is damaged ({error}); resume an earlier checkpoint") from error
+            raise ShelfError(f"{self._what} is damaged ({error}); {_RESTORE}") from error
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from deploy.cli import main
-from deploy.recluster import table
+from deploy.launch import locked
+from deploy.recluster import FILE, note, table
 from strategies.tails import spread
 from tests.running import Ran, run
 
@@ -133,6 +134,8 @@ def test_runs_that_cannot_be_looked_at_again_say_why(ran: Ran, tmp_path: Path, c
         apart = tmp_path / missing
         shutil.copytree(ran.folder, apart, ignore=shutil.ignore_patterns(missing))
         assert main(["recluster", str(apart)]) == 2 and said in capsys.readouterr().err
+    with locked(tmp_path / "summary.json"):
+        assert main(["recluster", str(tmp_path / "summary.json")]) == 2 and "still at work" in capsys.readouterr().err
     other = run(tmp_path / "other", "fedper").folder
     assert main(["recluster", str(other)]) == 2 and "only hdc-fl has clusters to make anew" in capsys.readouterr().err
     damaged = tmp_path / "damaged"
@@ -142,3 +145,15 @@ def test_runs_that_cannot_be_looked_at_again_say_why(ran: Ran, tmp_path: Path, c
     shutil.rmtree(damaged / "shelf")
     (damaged / "recluster.json").unlink()
     assert main(["recluster", str(damaged), "--workers", "1"]) == 1 and "is not on the shelf" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With exit code 1, since nothing is wrong with what was asked for; earlier figures stay."""
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / FILE).write_text("[]")
+    monkeypatch.setattr("server_app.report.replace_text", full)
+    with pytest.raises(OSError, match="kept nowhere") as told:
+        note(tmp_path, [], [{"settings": {}}])
+    assert told.value.filename == str(tmp_path / FILE) and (tmp_path / FILE).read_text() == "[]"

@@ -91,6 +91,15 @@ def test_a_damaged_folder_keeps_its_report(damage: Callable[[Path], None], said:
     assert (folder / "report.html").read_bytes() == (whole / "report.html").read_bytes()
 
 
+def test_a_full_disk_is_not_told_as_damage(whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(found: object) -> str:
+        raise OSError(28, "No space left on device", "report.html")
+
+    monkeypatch.setattr("server_app.redraw.page", full)
+    assert _report(whole) is None
+    assert capsys.readouterr().err == "fedhearth: the report stays as it was: report.html: No space left on device\n"
+
+
 def test_arithmetic_that_fails_is_no_traceback(whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("server_app.redraw.page", lambda found: 1 / 0)
     assert _report(whole) is None and "ZeroDivisionError" in capsys.readouterr().err

@@ -281,7 +281,7 @@ def test_the_personal_model_outlives_the_rounds(opened: LocalStore) -> None:
     for name in ("v3", ".tmp-x", "../x"):
         pytest.raises(ValueError, opened.export, name, slots_of(9)).match("export's name")
     (opened.location / "personal.safetensors").write_bytes(b"garbage")
-    pytest.raises(StoreError, opened.exported, "personal").match("damaged; export it again")
+    pytest.raises(StoreError, opened.exported, "personal").match("damaged; restore the file, or have it written again")
 
 
 def test_what_an_export_says_of_itself_is_part_of_it(opened: LocalStore, tmp_path: Path) -> None:

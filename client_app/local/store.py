@@ -168,7 +168,7 @@ def read_export(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str,
         slots, meta = read_slots(path)
         facts = json.loads(meta.get("facts", "{}"))
     except (Damaged, ValueError):
-        raise StoreError("this exported model is damaged; export it again") from None
+        raise StoreError("this exported model is damaged; restore the file, or have it written again") from None
     return slots, facts
 
 

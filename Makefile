@@ -14,7 +14,8 @@ install: .venv/.installed
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; say which with make PYTHON=..."; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv || \
 		{ rm -rf .venv; echo "$(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)"; exit 1; }
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[dev]'
+	@# Python compiles what it imports when it does: all at once would be another minute, most of it for nothing
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --quiet -e '.[dev]'
 	@touch $@
 
 # HDC-FL beside FedPer and FedAvg on rotated digits; FedPer comes first because differences are told against the first.

@@ -68,6 +68,7 @@ def test_it_computes_what_one_process_computes(cluster: Cluster, submitted: tupl
     assert json.loads((folder / "summary.json").read_text())["engine"] == "grpc"
 
 
+@pytest.mark.drill
 def test_a_held_out_site_is_served_as_in_one_process(cluster: Cluster, submitted: tuple[Path, Any]) -> None:
     """One of the two sites trains, the other is taken in after the last round; its name and its score are the same here and there."""
     words = [*RUN[:-1], "run-id=held", "-c", "held-out=0.5"]
@@ -142,6 +143,7 @@ def test_a_key_that_is_not_registered_is_refused_with_the_reason(cluster: Cluste
     assert "stranger" not in cluster.asked("status").stdout
 
 
+@pytest.mark.drill
 def test_a_site_is_added_while_a_run_goes_on(cluster: Cluster) -> None:
     """The server is told by a signal and never restarted; the run goes on, with the site once it is there."""
     folder = cluster.submit("grows", rounds=100)

@@ -8,7 +8,7 @@ others; a run that was stopped goes on as if it had not been.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,7 @@ from tests.running import (
     small,
     tensor_bytes,
 )
-from tests.thorough import THOROUGH
-
-EVERY = tuple(METHODS)
-# these meet every fault and every moment of a stop; the other methods share out what only the common code decides, unless
-# FEDHEARTH_THOROUGH=1, to keep the tests short
-ALWAYS = ("fedavg", "fedper", "hdc-fl", "fed-cache", "pep-fedpt", "fed-ia", *(EVERY if THOROUGH else ()))
-
-
-def in_turn(method: str, case: str, cases: Sequence[str], of: int) -> None:
-    """Skip unless it is ``method``'s turn: it gets every ``of``-th of ``cases``, the next method those after them."""
-    if method not in ALWAYS and (cases.index(case) - EVERY.index(method)) % of:
-        pytest.skip("another method's turn; FEDHEARTH_THOROUGH=1 runs every case with every method")
+from tests.thorough import ALWAYS, EVERY, in_turn
 
 
 @pytest.fixture(scope="module", params=EVERY)
@@ -503,7 +492,7 @@ def test_a_run_stopped_around_the_joining_goes_on_as_if_it_had_not(method: str, 
 
 def test_the_order_of_answers_does_not_matter_to_newcomers(method: str, serving: str, tmp_path: Path) -> None:
     in_turn(method, "out of order", NEWCOMERS, of=len(NEWCOMERS))
-    one, other = (run(tmp_path / grid.__name__, method, grid=grid, clients=6, held_out=0.5) for grid in (Watched, Shuffled))
+    one, other = (run(tmp_path / grid.__name__, method, grid=grid, held_out=0.5) for grid in (Watched, Shuffled))
     assert one.everything() == other.everything() and one.summary["held_out"] == other.summary["held_out"]
 
 

@@ -37,7 +37,7 @@ CASES = [(method,) for method in METHODS] + [("hdc-fl", "resnet18", 4), ("fedper
 CPU = LoopSettings(device="cpu")
 # One method for each kind of personal model is exported to the slow formats, the others only on request (some minutes). Both formats
 # go through torch.export, so most are tried in one.
-SLOW = {"onnx": {"hdc-fl", "hdc-fl-resnet18-4", "knn-per", "fedproto", "pep-fedpt", "fed-ia"}, "torch-export": {"hdc-fl", "fedproto"}}
+SLOW = {"onnx": {"hdc-fl", "hdc-fl-resnet18-4", "knn-per", "fedproto", "pep-fedpt"}, "torch-export": {"hdc-fl", "fedproto"}}
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))

@@ -11,6 +11,7 @@ import pytest
 
 from server_app.initial import built_here, initial_model
 from strategies.registry import parse_run_config
+from tests.thorough import THOROUGH
 
 CHECK = """
 import sys
@@ -30,7 +31,7 @@ def test_a_server_without_torch_stays_without_it() -> None:
 
 
 @pytest.mark.parametrize("given", [{"width": 4}, {"method": "pep-fedpt", "model": "vit-tiny-random"},
-                                   {"method": "sgpt", "model": "clip-tiny-random"}],
+                                   *[{"method": "sgpt", "model": "clip-tiny-random"}][:THOROUGH]],
                          ids=str)
 def test_another_process_builds_the_same_bits(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also around a backbone whose weights this process never has."""

@@ -20,6 +20,7 @@ from strategies.held_out import held_out_names
 from strategies.registry import METHODS, SPLIT_MODEL
 from tests.running import TRAIN, Ran, client_of, contents, digits_of, forget, run
 from tests.test_held_out import SEED, held
+from tests.thorough import in_turn
 
 NAME = "client-003"
 
@@ -92,6 +93,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("method", METHODS)
 def test_joining_afterwards_is_being_held_out(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Three clients and a fourth held out, or three alone whom the fourth joins later: the same scores, the same bits kept."""
+    in_turn(method, "joins", ("joins",), of=3)
     if not getattr(METHODS[method].rule_class(), "serves_newcomers", True):
         pytest.skip("this method cannot serve newcomers")
     assert held_out_names([f"client-00{i}" for i in range(4)], 1, SEED) == (NAME,)

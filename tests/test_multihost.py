@@ -103,6 +103,7 @@ def test_plain_text_is_refused(cluster: Cluster) -> None:
     assert done.returncode == 2 and "refuses plain text" in done.stderr
 
 
+@pytest.mark.drill
 def test_a_key_that_is_not_registered_is_refused_and_its_site_says_why(cluster: Cluster) -> None:
     certs = copy_of_key(cluster, "unknown")
     cluster.start("unknown", "stranger", *cluster.site_words("unknown", "--key", str(certs / "sites" / "unknown")))
@@ -117,6 +118,7 @@ def test_another_authority_is_refused_by_the_site(cluster: Cluster) -> None:
     assert done.returncode == 2 and "is not to be trusted" in done.stderr
 
 
+@pytest.mark.drill
 def test_a_second_site_of_one_name_is_kept_waiting(cluster: Cluster) -> None:
     name = cluster.sites[0]
     cluster.start("twin", "stranger", *cluster.site_words(name, "--state-dir", "state-twin", "--key", f"certs/sites/{name}"))

@@ -25,8 +25,9 @@ from client_app.data.sources import Origin
 from strategies.config import RunConfig
 from strategies.partition_names import NAMES, parse_partition
 from tests.data_cases import rng, seeds
+from tests.thorough import THOROUGH
 
-few = settings(max_examples=12)
+few = settings(max_examples=12 if THOROUGH else 8)
 numbers = count()
 
 

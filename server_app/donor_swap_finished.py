@@ -16,6 +16,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from server_app.donor_swap import OnDonor, shelved, swap, write
+from server_app.donor_swap_file import FILE, read_swap
 from server_app.finished_state import finished_strategy
 from server_app.rounds import Plan, RunFailed
 from strategies.adapter import RuleStrategy
@@ -49,6 +50,9 @@ def swap_finished(grid: Grid, folder: Path, settings: Settings, personal: Person
                  on_donor=on_donor)
     if found.dropped and not np.isfinite(found.own).any():
         raise RunFailed(f"no client answered ({dict(found.dropped)}); the log above says why")
+    if found.dropped and (before := read_swap(folder)) and not before["dropped"]:
+        raise RunFailed(f"replies were dropped ({dict(found.dropped)}; why: in the log above), and the donor swap of before lacks none, so "
+                        f"it stays. For an incomplete one, remove {FILE} first")
     return write(folder, strategy, donors, found)
 
 

@@ -334,14 +334,19 @@ def test_what_cannot_be_swapped_afterwards_says_why(folder: Path, tmp_path: Path
     assert main(["donor-swap", str(apart)]) == 2 and "stays at the sites" in capsys.readouterr().err
 
 
-def test_without_any_answer_an_earlier_swap_stays(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("lost", "said"), [(None, "no client answered"), (1, "the donor swap of before lacks none")])
+def test_without_every_answer_an_earlier_whole_swap_stays(lost: int | None, said: str, folder: Path, tmp_path: Path,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
     apart = tmp_path / "apart"
     shutil.copytree(folder, apart)
-    for model in apart.glob("clients/*/*/personal.safetensors"):
+    for model in sorted(apart.glob("clients/*/*/personal.safetensors"))[:lost]:
         model.unlink()
     before = {name: (apart / name).read_bytes() for name in ("donor_swap.json", "report.html")}
-    assert main(["donor-swap", str(apart), "--workers", "1"]) == 1 and "no client answered" in capsys.readouterr().err
+    assert main(["donor-swap", str(apart), "--workers", "1"]) == 1 and said in capsys.readouterr().err
     assert {name: (apart / name).read_bytes() for name in before} == before
+    (apart / "donor_swap.json").unlink()
+    assert main(["donor-swap", str(apart), "--workers", "1"]) == (0 if lost else 1)
+    assert (apart / "donor_swap.json").exists() == bool(lost)
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 of them lie here"), (1, "1 of them lies here")])

@@ -67,8 +67,7 @@ def _finished(folder: Path, state_dir: str) -> tuple[Settings, Path]:
     """Settings and root of the clients' state of the finished run in ``folder``."""
     saved = saved_settings(folder)
     if not (folder / "summary.json").exists():
-        raise ConfigError(f"the run in {folder} is not finished, and a client can only join after its last round; "
-                          f"{to_finish(folder)}")
+        raise ConfigError(f"the run in {folder} is not finished, and a client can only join after its last round; {to_finish(folder)}")
     state = place("--state-dir", state_dir) if state_dir else state_of(folder, saved).parent
     return parse_run_config(saved), state
 

@@ -142,7 +142,7 @@ class Leaking:
 
 def test_a_leak_planted_in_a_learner_is_refused(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An extra slot, an extra tensor, an extra scalar, a scalar used as a letter box: none goes out."""
-    in_turn(method, "a leak in the learner", BEHIND, of=len(BEHIND))
+    in_turn(method, "a leak in the learner", BEHIND)
     learner = find_method(method).learner_class()
     leak = Leaking(learner.train)
     monkeypatch.setattr(learner, "train", lambda *arguments: leak(*arguments))
@@ -155,7 +155,7 @@ def test_a_leak_planted_in_a_learner_is_refused(method: str, tmp_path: Path, mon
 
 def test_a_leak_planted_after_the_check_is_refused(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard looks at the finished message: a string, a head and a scalar added behind the seal go nowhere."""
-    in_turn(method, "a leak after the check", BEHIND, of=len(BEHIND))
+    in_turn(method, "a leak after the check", BEHIND)
     seal = client_main.seal
     extras = [("note", ConfigRecord({"label": "seven"})), ("mine", ArrayRecord({"w": encode(np.ones(3, np.float32))})),
               ("more", MetricRecord({"n": 1}))]
@@ -175,7 +175,7 @@ def test_a_leak_planted_after_the_check_is_refused(method: str, tmp_path: Path, 
 
 def test_what_a_tampered_client_sends_is_dropped_on_arrival(method: str, watched: tuple[Ran, Spy], tmp_path: Path) -> None:
     """The server checks for itself, and counts by reason; NaN is no number to average."""
-    in_turn(method, "a tampered reply", BEHIND, of=len(BEHIND))
+    in_turn(method, "a tampered reply", BEHIND)
     sends = bool(wire_of(method).up)
 
     def tamper(message: Message, reply: Callable[[], Message]) -> Message:
@@ -260,7 +260,7 @@ def test_a_client_whose_replies_are_lost_goes_on_from_what_was_accepted(method: 
 
 
 def test_too_few_replies_void_the_round_and_change_nothing(method: str, tmp_path: Path) -> None:
-    in_turn(method, "too few replies", BEHIND, of=len(BEHIND))
+    in_turn(method, "too few replies", BEHIND)
     ran = run(tmp_path, method, failing(*((f"client-00{i}", 2) for i in range(3))), max_void_rounds=2)
     assert [r["void"] for r in ran.records] == [False, True]
     (before, extra_before), (after, extra_after) = (state_after(ran, number) for number in (1, 2))
@@ -395,7 +395,7 @@ def odd_newcomers(node: DataNode, seed: int) -> ClientData:
 
 
 def test_a_held_out_client_with_one_class_one_sample_or_no_test_set_is_served(method: str, serving: str, tmp_path: Path) -> None:
-    in_turn(method, "odd", NEWCOMERS, of=len(NEWCOMERS))
+    in_turn(method, "odd", NEWCOMERS)
     ran = run(tmp_path, method, dataset="tests.test_every_method:odd_newcomers", clients=6, held_out=0.5)
     names = held_out_names([f"client-{i:03d}" for i in range(6)], 3, 0)
     out = ran.summary["held_out"]
@@ -408,13 +408,13 @@ def test_a_held_out_client_with_one_class_one_sample_or_no_test_set_is_served(me
 
 
 FAULTS = ("lost", "crashed", "NaN", "leak", "unasked slot", "offline at the end")
-LEAKY_LEARNER = "a leak in the learner"
+AT_JOINING = (*FAULTS, "a leak in the learner")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_held_out_client_that_fails_is_counted_and_the_run_ends_well(method: str, fault: str, outside: tuple[Ran, Spy],
                                                                         tmp_path: Path) -> None:
-    in_turn(method, fault, (*FAULTS, LEAKY_LEARNER), of=len(FAULTS) + 1)
+    in_turn(method, fault, AT_JOINING)
     sends = bool(wire_of(method).join)
     if fault == "NaN" and not sends:
         pytest.skip("a newcomer sends no tensor in this method")
@@ -449,7 +449,7 @@ def test_a_held_out_client_that_fails_is_counted_and_the_run_ends_well(method: s
 
 def test_a_leak_planted_in_joining_is_refused_at_home(method: str, serving: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An extra slot never leaves the client: its own check refuses the reply."""
-    in_turn(method, LEAKY_LEARNER, (*FAULTS, LEAKY_LEARNER), of=len(FAULTS) + 1)
+    in_turn(method, "a leak in the learner", AT_JOINING)
     learner = find_method(method).learner_class()
     honest = learner.join
 
@@ -491,8 +491,8 @@ def test_a_run_stopped_around_the_joining_goes_on_as_if_it_had_not(method: str, 
 
 
 def test_the_order_of_answers_does_not_matter_to_newcomers(method: str, serving: str, tmp_path: Path) -> None:
-    in_turn(method, "out of order", NEWCOMERS, of=len(NEWCOMERS))
-    one, other = (run(tmp_path / grid.__name__, method, grid=grid, held_out=0.5) for grid in (Watched, Shuffled))
+    in_turn(method, "out of order", NEWCOMERS)
+    one, other = (run(tmp_path / grid.__name__, method, grid=grid, clients=6, held_out=0.5) for grid in (Watched, Shuffled))
     assert one.everything() == other.everything() and one.summary["held_out"] == other.summary["held_out"]
 
 
@@ -505,7 +505,7 @@ MOMENTS = ("after round 1", "in round 2")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(method: str, moment: str, watched: tuple[Ran, Spy], tmp_path: Path) -> None:
     """Bit for bit: state, acknowledged rounds, every client's files, scores, round records."""
-    in_turn(method, moment, MOMENTS, of=2)
+    in_turn(method, moment, MOMENTS)
 
     def stop_between(record: Mapping[str, Any]) -> None:
         if moment == "after round 1":

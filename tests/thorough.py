@@ -14,7 +14,7 @@ EVERY = tuple(METHODS)
 ALWAYS = ("fedavg", "fedper", "hdc-fl", "fed-cache", "pep-fedpt", "fed-ia", *(EVERY if THOROUGH else ()))
 
 
-def in_turn(method: str, case: str, cases: Sequence[str], of: int) -> None:
-    """Skip unless it is ``method``'s turn: it gets every ``of``-th of ``cases``, the next method those after them."""
-    if method not in ALWAYS and (cases.index(case) - EVERY.index(method)) % of:
+def in_turn(method: str, case: str, cases: Sequence[str], of: int = 0) -> None:
+    """Skip unless it is ``method``'s turn: it gets every ``of``-th of ``cases`` (one, if not given), the next method those after."""
+    if method not in ALWAYS and (cases.index(case) - EVERY.index(method)) % (of or len(cases)):
         pytest.skip("another method's turn; FEDHEARTH_THOROUGH=1 runs every case with every method")

@@ -87,7 +87,6 @@ class RunReport:
             self.config, self.engine, records, plain(final), _read_split(self.out), self._seconds_before
         )
         self._log_served(int(found.summary["rounds"]), {r.client: r.served for r in found.participants if r.served is not None})
-        self._scalars.close()
         write_findings(self.out, replace(found, donor_swap=read_swap(self.out)))
         return dict(found.summary)
 

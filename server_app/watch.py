@@ -118,8 +118,6 @@ class Watch:
         """Let go of the port and the tracker, and of what says that a run goes on."""
         if self._progress:
             self._tried("progress.json", self._progress.remove)
-        if self._pictures:
-            self._tried(PICTURES, self._pictures.close)
         if self._metrics:
             self._tried("the metrics page", self._metrics.close)
         if self._tracker:

@@ -6,7 +6,9 @@ import base64
 import csv
 import hashlib
 import json
+import os
 import re
+import threading
 import warnings
 from html.parser import HTMLParser
 from pathlib import Path
@@ -372,6 +374,27 @@ def test_scalars_stand_at_the_round_they_describe(clustered: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("bytes/up")] == [(1, 500.0), (2, 500.0)]
     assert [e.step for e in events.Scalars("seconds")] == [1, 2]
     assert {"served/mean", "served/bottom20"} <= set(events.Tags()["scalars"])
+
+
+def test_a_run_that_stops_leaves_its_scalars_whole_and_neither_thread_nor_file_open(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    reports = [RunReport(tmp_path, CONFIG, "in-process")]
+    for number in (1, 2, 3):
+        reports[0].round(record(number))
+    reports.append(RunReport(tmp_path, CONFIG, "in-process", resume_from=2))
+    assert threading.active_count() == threads
+    assert not files or len(os.listdir("/proc/self/fd")) == files
+    first, second = sorted((tmp_path / "tensorboard").iterdir())
+    for file, steps in ((first, [1, 2, 3]), (second, [])):
+        events = EventAccumulator(str(file))
+        events.Reload()
+        assert [e.step for e in events.Scalars("seconds")] == steps if steps else events.Tags()["scalars"] == []
+    # the second file's first event says from where on the first one's are void
+    both = EventAccumulator(str(tmp_path / "tensorboard"))
+    both.Reload()
+    assert [e.step for e in both.Scalars("seconds")] == [1, 2]
 
 
 def test_numbers_that_are_not_finite_and_clients_without_a_score(tmp_path: Path) -> None:

@@ -25,9 +25,6 @@ class Full:
         self.pictures += 1
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def close(self) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
 
 def test_a_full_disk_costs_the_pictures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     told = Told()

@@ -6,6 +6,9 @@ BIN := .venv/bin
 WORKERS ?= $$($(BIN)/python -c 'import os; print(min(os.cpu_count() or 1, 7) + 1)')
 DEMO := -c dataset=digits -c partition=rotation -c clients=12 -c rounds=15
 
+# .venv is compiled as it is used; where no process may keep what it compiles, every one would compile torch anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo test test-deploy lint clean
 
 install: .venv/.installed

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.hdc_fl import anchors, conditions, paired, sweep, tables, tune
+from benchmarks.hdc_fl import anchors, conditions, donor_swap, paired, sweep, tables, tune
 from benchmarks.hdc_fl.configurations import (
     CONFIGURATIONS,
     CONTROL,
@@ -410,6 +410,23 @@ def test_the_report_by_hand(tmp_path: Path) -> None:
     tables.draw(grid, tmp_path)
     for name in ("averages", "differences", "clients"):
         assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_donor_swaps_over_seeds_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(*values: float | None) -> dict[str, Any]:
+        return {"by_recipient": {str(n): {"rho": value} for n, value in enumerate(values)}}
+
+    # alike within a seed, so that only the seeds are drawn: 0, .25 or .5 with a quarter, a half, a quarter of the draws
+    assert donor_swap.over_seeds([of(0.5, None, 0.5), of(0.0, 0.0)]) == (0.0, 0.5)
+    assert donor_swap.over_seeds([of(0.25, 0.25), of(None)]) == (0.25, 0.25)
+    assert donor_swap.over_seeds([of(None), of()]) is None
+    # runs that were asked before are in the table beside those of the folder, in which there is none
+    before = sorted(donor_swap.SWAPS.glob("5_hdc-fl_seed_*.json"))
+    monkeypatch.setattr(donor_swap, "SWAPS", tmp_path)
+    for path in before:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (name, swaps), = donor_swap.of_kept(tmp_path / "none", 50).items()
+    assert name == "5. rotation, ten classes, resnet18" and len(swaps) == len(before) > 0
 
 
 def test_what_the_search_chose_is_what_was_run(tmp_path: Path) -> None:

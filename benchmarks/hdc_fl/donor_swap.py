@@ -8,7 +8,7 @@ is not run again. ``-c`` changes a setting of all runs and becomes part of their
 
     python benchmarks/hdc_fl/donor_swap.py --kept FOLDER --out FILE
 
-takes the runs of HDC-FL that the sweep kept in FOLDER (its ``--keep``) instead and trains nothing.
+takes the runs of HDC-FL that the sweep kept in FOLDER (its ``--keep``) instead and trains nothing; runs asked before are in the table too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
@@ -68,19 +70,18 @@ def run(name: str, settings: Mapping[str, str], data: Path, donors: int) -> dict
 
 
 def of_kept(folder: Path, donors: int) -> dict[str, list[dict[str, Any]]]:
-    """The swaps of the sweep's HDC-FL runs in ``folder``, by configuration; those that have none yet are asked now."""
+    """The swaps of the sweep's HDC-FL runs, by configuration: those in ``folder`` are asked now if they were not, others were before."""
     from benchmarks.hdc_fl.configurations import CONFIGURATIONS, OURS
 
-    found: dict[str, list[dict[str, Any]]] = {}
-    for number, cell in CONFIGURATIONS.items():
-        for run in sorted(folder.glob(f"{number}_{OURS}_seed_*")):
-            if not (run / "donor_swap.json").exists():
-                command("donor-swap", str(run), "--donors", str(donors), "--workers", "1")
-            path = SWAPS / f"{run.name}.json"
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(kept(run)) + "\n", encoding="utf-8")
-            found.setdefault(f"{number}. {cell.shift}, {cell.data} classes, {cell.encoder}", []).append(kept(run))
-    return found
+    SWAPS.mkdir(exist_ok=True)
+    for run in sorted(folder.glob(f"*_{OURS}_seed_*")):
+        if not (run / "donor_swap.json").exists():
+            command("donor-swap", str(run), "--donors", str(donors), "--workers", "1")
+        (SWAPS / f"{run.name}.json").write_text(json.dumps(kept(run)) + "\n", encoding="utf-8")
+    found = {f"{number}. {cell.shift}, {cell.data} classes, {cell.encoder}":
+             [json.loads(path.read_text(encoding="utf-8")) for path in sorted(SWAPS.glob(f"{number}_{OURS}_seed_*.json"))]
+             for number, cell in CONFIGURATIONS.items()}
+    return {name: swaps for name, swaps in found.items() if swaps}
 
 
 def kept(folder: Path) -> dict[str, Any]:
@@ -99,22 +100,37 @@ def rounded(value: Any) -> Any:
 
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """A row a shift and scale: means over seeds; each seed's own interval beside its mean."""
-    rows = ["| shift | seeds | rho, mean of seeds | rho by seed, 95 % interval over recipients | tau-b | recipients above 0 | p by seed | "
+    rows = ["| shift | seeds | rho, mean of seeds, 95 % interval over seeds and recipients | "
+            "rho by seed, 95 % interval over recipients | tau-b | recipients above 0 | p by seed | "
             "partial rho | untrained heads | donors' BatchNorm | undefined | drop, most to least alike third (points) |",
             "|" + "---|" * 12]
     for name, found in results.items():
         main = [swap["association"] for swap in found]
         seeds = "; ".join(f"{number(a['rho']['mean'])} {interval(a['rho']['interval'])}" for a in main)
+        rho = average([a["rho"]["mean"] for a in main]) + (f" {interval(over_seeds(main))}" if len(main) > 1 else "")
         controls = [swap["controls"] for swap in found]
         thirds = " / ".join(average([points(swap["drop"], n) for swap in found], "{:.1f}") for n in range(3))
         rows.append("| " + " | ".join([
-            name, str(len(found)), average([a["rho"]["mean"] for a in main]), seeds, average([a["tau"]["mean"] for a in main]),
+            name, str(len(found)), rho, seeds, average([a["tau"]["mean"] for a in main]),
             average([100 * a["rho"]["positive"] for a in main if a["rho"]["positive"] is not None], "{:.0f} %"),
             ", ".join("–" if a["p"] is None else f"{a['p']:.4f}" for a in main),
             average([(c["given"]["rho"] or {}).get("mean") for c in controls]), average([c["untrained"]["mean"] for c in controls]),
             average([c["donor_statistics"]["rho"]["mean"] for c in controls]), str(sum(a["rho"]["undefined"] for a in main)),
             thirds]) + " |")
     return "\n".join(rows)
+
+
+def over_seeds(associations: Sequence[Mapping[str, Any]], draws: int = 2000) -> tuple[float, float] | None:
+    """95 % bootstrap interval of the mean rho: seeds are drawn first and then, within each, recipients whose rho is defined."""
+    known = [np.array([row["rho"] for row in a["by_recipient"].values() if row["rho"] is not None]) for a in associations]
+    known = [values for values in known if values.size]
+    if not known:
+        return None
+    rng = np.random.default_rng(0)
+    means = [mean(float(rng.choice(known[i], known[i].size).mean()) for i in rng.integers(len(known), size=len(known)))
+             for _ in range(draws)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def points(thirds: Sequence[Mapping[str, Any]], n: int) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.hdc_fl import anchors, conditions, donor_swap, paired, sweep, tables, tune
+from benchmarks.hdc_fl import anchors, conditions, donor_swap, pages, paired, sweep, tables, tune
 from benchmarks.hdc_fl.configurations import (
     CONFIGURATIONS,
     CONTROL,
@@ -427,6 +427,22 @@ def test_donor_swaps_over_seeds_by_hand(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (name, swaps), = donor_swap.of_kept(tmp_path / "none", 50).items()
     assert name == "5. rotation, ten classes, resnet18" and len(swaps) == len(before) > 0
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {CONTROL}))
+def test_the_methods_pages_say_what_the_results_say(method: str) -> None:
+    written = (pages.PAGES / f"{method}.md").read_text(encoding="utf-8")
+    assert "<!-- grid -->" in written
+    assert written == pages.renewed(written, method, pages.served()), "run: python -m benchmarks.hdc_fl.pages"
+
+
+def test_how_often_a_configuration_ran_in_words(tmp_path: Path) -> None:
+    def of(*counts: int) -> str:
+        results = [result(number, OURS, seed, [0.5], tmp_path) for number, count in enumerate(counts, 1) for seed in range(count)]
+        return pages.seeds(grid_of(results, (OURS,), "served", NAMED))
+
+    assert [of(1, 1, 1), of(3, 1, 3), of(1, 2, 3)] == ["one seed each", "three seeds in 1 and 3, one seed in the others",
+                                                       "three seeds in 3, two seeds in 2, one seed in the others"]
 
 
 def test_what_the_search_chose_is_what_was_run(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Everything, by one command: the search, the grid, more seeds, the anchors, the tables and pictures. What is there is not run again.
+"""Everything, by one command: the search, the grid, more seeds, the anchors, tables, pictures, pages. What is there stays.
 
     FEDHEARTH_DATA=FOLDER python -m benchmarks.hdc_fl.rebuild --work FOLDER [--scale lite|full] [--jobs 2] [--gpus 0 1]
         [--keep FOLDER] [--dry]
@@ -50,7 +50,9 @@ def main() -> int:
         # a failed run is told and the rest goes on; what cannot be done at all ends it here
         if subprocess.run([sys.executable, "-m", f"benchmarks.hdc_fl.{name}", *shared, *words], cwd=ROOT).returncode and name == "tune":
             return 1
-    return 0 if a.dry else subprocess.run([sys.executable, "-m", "benchmarks.hdc_fl.tables", "--scale", a.scale], cwd=ROOT).returncode
+    written = [] if a.dry else [["tables", "--scale", a.scale], *([["pages"]] if a.scale == "lite" else [])]  # pages quote the lite scale
+    return max((subprocess.run([sys.executable, "-m", f"benchmarks.hdc_fl.{name}", *words], cwd=ROOT).returncode
+                for name, *words in written), default=0)
 
 
 if __name__ == "__main__":

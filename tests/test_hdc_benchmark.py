@@ -487,6 +487,7 @@ def test_the_search_keeps_the_best_of_mean_and_tail(tmp_path: Path) -> None:
     scores = {"fedper try 0": [0.2, 0.8], "fedper try 1": [0.4, 0.6], "cfl try 0": [0.9, 0.1], "cfl try 2": [0.3, 0.4]}
     found = {job.name: result(3, job.row, 100, scores[job.row], tmp_path, settings=dict(job.settings)) for job in jobs if job.row in scores}
     told = tune.outcome(jobs, found)
+    assert tune.best_rates(found) == {row: chosen["lr"] for row, chosen in told["chosen"].items()} and tune.best_rates({}) == {}
     assert told["chosen"] == {"fedper": {"lr": 0.03}, "cfl": {"lr": 0.05, "cfl.eps1": METHODS["cfl"].searched["cfl.eps1"][0]}}
     assert told["scores"]["fedper"] == [pytest.approx(0.35), pytest.approx(0.45)]
     assert told["tried"]["cfl"][1]["score"] is None and told["core_hours"] == 0.07  # the one that diverged; four runs of a minute

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hdc_fl.configurations import CONFIGURATIONS, METHODS, RATES, ROWS, TUNED_ON, Job, searches
+from benchmarks.hdc_fl.configurations import CONFIGURATIONS, METHODS, RATES, ROWS, TUNED_ON, Job, Value, searches
 from benchmarks.hdc_fl.images import NoImages
 from benchmarks.hdc_fl.results import MixedResults, Result, check_comparable, there, write
 from benchmarks.hdc_fl.sweep import HERE, Bench, arguments, bench_of, dry, rows_of, run_all
@@ -70,6 +70,16 @@ def best_of(row: str, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return max(scored, key=lambda t: t["score"])
 
 
+def best_rates(found: Mapping[str, Result]) -> dict[str, Value]:
+    """The rate of the best try so far, of the rows that have one."""
+    best: dict[str, Result] = {}
+    for result in found.values():
+        row = result.row.rpartition(" try ")[0]
+        if row not in best or score(result) > score(best[row]):
+            best[row] = result
+    return {row: result.content["settings"]["lr"] for row, result in best.items()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     arguments(parser)
@@ -84,8 +94,9 @@ def main() -> int:
         sys.exit("the benchmark's own search is of all methods; for a look at some, give a folder with --results")
     try:
         if a.dry:
-            # which rate is best is not known yet, and makes no difference to the cost
-            print(dry([*jobs, *searches(a.scale, rows, changed, a.on, dict.fromkeys(rows, RATES[-1]))], bench))
+            # before the first tries it is not known which rate is best, which makes no difference to the cost
+            best = {**dict.fromkeys(rows, RATES[-1]), **best_rates(ended(jobs, bench))}
+            print(dry([*jobs, *searches(a.scale, rows, changed, a.on, best)], bench))
             return 0
         failed = run_all(jobs, bench)
         best = {row: tried["lr"] for row, tried in outcome(jobs, ended(jobs, bench))["chosen"].items()}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.hdc_fl import anchors, conditions, donor_swap, pages, paired, sweep, tables, tune
+from benchmarks.hdc_fl import anchors, conditions, configurations, donor_swap, pages, paired, sweep, tables, tune
 from benchmarks.hdc_fl.configurations import (
     CONFIGURATIONS,
     CONTROL,
@@ -452,6 +452,19 @@ def test_what_the_search_chose_is_what_was_run(tmp_path: Path) -> None:
     for other, told in (({"cfl": {**of, "lr": 0.5}}, r"1_cfl_0 .*\(lr: 0.03, not 0.5"), ({OURS: {"lr": 0.5}}, r"1_hdc-fl_random_0 .*\(lr")):
         with pytest.raises(MixedResults, match=told):
             conditions.check_chosen(runs, {"chosen": other})
+
+
+def test_a_rate_that_ends_a_run_is_replaced_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(configurations.LOWER, ("lite", 2, "fedper"), {"lr": 0.01})
+    chosen: dict[str, Any] = {"fedper": {"lr": 0.1}}
+    assert [job.settings["lr"] for job in planned("lite", (1, 2), ("fedper",), (0,), chosen, {})] == [0.1, 0.01]
+    assert [job.settings["lr"] for job in planned("full", (2,), ("fedper",), (0,), chosen, {})] == [0.1]
+    runs = [result(2, "fedper", 0, [0.5], tmp_path, settings={"lr": rate}) for rate in (0.01, 0.1)]
+    conditions.check_chosen(runs[:1], {"chosen": chosen})
+    with pytest.raises(MixedResults, match="lr: 0.1, not 0.01"):
+        conditions.check_chosen(runs[1:], {"chosen": chosen})
+    tuned = json.loads((ROOT / "benchmarks/hdc_fl/lite/tuned.json").read_text(encoding="utf-8"))
+    assert "fedper in configuration 2 (lr = 0.01)" in conditions.search(tuned, "lite")
 
 
 def test_what_went_wrong_in_runs_is_told(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.command_line import differences
-from benchmarks.hdc_fl.configurations import PLAIN, ROWS, VARIANTS
+from benchmarks.hdc_fl.configurations import LOWER, PLAIN, ROWS, VARIANTS, given
 from benchmarks.hdc_fl.results import MixedResults, Result
 from benchmarks.hdc_fl.text import markdown, points
 
@@ -18,7 +18,7 @@ def check_chosen(results: Iterable[Result], tuned: Mapping[str, Any]) -> None:
         row, had = ROWS.get(r.row), r.content["settings"]
         if row is None or not tuned:
             continue
-        chosen = tuned["chosen"].get(row.as_of or r.row, {})
+        chosen = given(r.content["scale"], r.configuration, r.row, tuned["chosen"])
         wanted = {key: value for key, value in chosen.items() if not (r.row in VARIANTS and key in row.settings)}
         if differing := differences({key: had.get(key) for key in wanted}, wanted):
             raise MixedResults(f"{r.name} was not run with what tuned.json chose ({differing}): delete it, and the sweep makes it anew")
@@ -52,7 +52,7 @@ def budgets(results: Sequence[Result]) -> str:
             "fine-tune once at the end; what that costs stands under Cost.\n")
 
 
-def search(tuned: Mapping[str, Any]) -> str:
+def search(tuned: Mapping[str, Any], scale: str) -> str:
     """How settings were chosen, and which."""
     if not tuned:
         return "Settings are the defaults: no search has been made.\n"
@@ -61,7 +61,10 @@ def search(tuned: Mapping[str, Any]) -> str:
             f"{tuned['rounds']} rounds; chosen by {tuned['criterion']}.\n")
     rows = [[row, ", ".join(f"{key} = {value}" for key, value in chosen.items()),
              f"{points(tuned['scores'][row][0])} to {points(tuned['scores'][row][1])}"] for row, chosen in tuned["chosen"].items()]
-    return "\n".join([told, markdown(["method", "chosen", "validation, worst to best try"], rows)])
+    lower = [f"{row} in configuration {number} ({', '.join(f'{key} = {value}' for key, value in settings.items())})"
+             for (at, number, row), settings in LOWER.items() if at == scale]
+    less = f"With what was chosen training diverges in every client of {' and '.join(lower)}: there it has this.\n" if lower else ""
+    return "\n".join([told, markdown(["method", "chosen", "validation, worst to best try"], rows), less])
 
 
 def troubles(results: Iterable[Result]) -> str:

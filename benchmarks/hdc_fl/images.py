@@ -86,7 +86,7 @@ _CIFAR10 = ("cifar-10-batches-py", lambda folder: cifar_of_torchvision(folder.pa
 _CIFAR100 = ("cifar-100-python", lambda folder: cifar_of_torchvision(folder.parent, "CIFAR-100"))
 _SUBSET, _TINY = ("cifar10_sub12k.npz", cifar10_subset), ("tinyimagenet32_jpegbytes.npz", tiny_imagenet)
 SOURCES: dict[tuple[str, str], tuple[tuple[str, Callable[[Path], Source]], ...]] = {
-    ("lite", "ten"): (_SUBSET, _CIFAR10), ("lite", "hundred"): (_TINY,),
+    ("lite", "ten"): (_SUBSET, _CIFAR10), ("lite", "hundred"): (_TINY, _CIFAR100),
     ("full", "ten"): (_CIFAR10, _SUBSET), ("full", "hundred"): (_CIFAR100, _TINY)}
 
 

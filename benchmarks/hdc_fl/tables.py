@@ -164,7 +164,8 @@ def report(results: Sequence[Result], tuned: Mapping[str, Any], scale: str) -> t
     named, rows = titles(results), tuple(METHODS)
     grids = [grid_of(results, rows, kind, named) for kind in ("served", "adapted")]
     parts = [f"# HDC-FL beside its rivals, {scale} scale\n",
-             "Written by `python -m benchmarks.hdc_fl.tables`; accuracy in %, over clients.\n", budgets(runs), search(tuned, scale)]
+             "Written by `python -m benchmarks.hdc_fl.tables`; accuracy in %, over clients. How to make all of it anew: "
+             "[README.md](../README.md).\n", budgets(runs), search(tuned, scale)]
     for grid in grids:
         if not grid.cells:
             continue

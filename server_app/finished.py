@@ -70,8 +70,8 @@ def _summary(folder: Path) -> Any:
     try:
         return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        do = (f"Finish the run (fedhearth run --resume {shlex.quote(str(folder))}) or leave it out" if (folder / "run.json").exists()
-              else "Give the folder of a run, in which its summary.json lies")
+        do = (f"Wait for it if it is at work, else finish it (fedhearth run --resume {shlex.quote(str(folder))}), or leave it out"
+              if (folder / "run.json").exists() else "Give the folder of a run, in which its summary.json lies")
         raise ComparisonError(f"{folder}: no summary.json, so this is not the folder of a finished run. {do}") from None
     except OSError as error:
         raise ComparisonError(f"{folder}: cannot read summary.json: {error.strerror}") from None

@@ -98,7 +98,7 @@ def test_an_unfinished_run_is_told_from_no_run(tmp_path: Path) -> None:
     (folder / "run.json").write_text("{}")
     with pytest.raises(ComparisonError) as raised:
         read_run(folder)
-    assert str(raised.value).endswith(f"Finish the run (fedhearth run --resume '{folder}') or leave it out")
+    assert str(raised.value).endswith(f"Wait for it if it is at work, else finish it (fedhearth run --resume '{folder}'), or leave it out")
 
 
 def test_settings_have_their_defaults_where_a_run_did_not_write_them_down(folder: Path) -> None:

@@ -393,7 +393,7 @@ def test_the_report_by_hand(tmp_path: Path) -> None:
     variant = result(1, "hdc-fl, shrunk", 0, [0.45, 0.6], tmp_path)
     early = result(3, "fedavg", 0, [0.9, 0.9], tmp_path)  # as after a sweep that was stopped: in no average
     told, (grid, _) = tables.report([*grid_results(tmp_path), variant, early], {}, "lite")
-    main, _, variants = told.partition("## Variants of HDC-FL, served\n\nConfigurations 1; seeds 0, ")
+    main, _, variants = told.partition("## Variants of HDC-FL, served\n\nConfigurations 1; of seeds 0 those that all have; ")
     assert "shrunk" not in main
     assert "| hdc-fl, shrunk | 52.5 | 45.0 | 45.0 | 2.0 | 2.0 | 2.0 | +2.5 [+0.0, +5.0] | +5.0 [+0.0, +5.0] |" in variants
     assert "| hdc-fl random | 50.0 | 40.0 | 40.0 | 3.0 | 3.0 | 3.0 |" in variants

@@ -179,8 +179,8 @@ def report(results: Sequence[Result], tuned: Mapping[str, Any], scale: str) -> t
     if extra is not None:
         extra = subset(extra)
         seeds = sorted({seed for cell in extra.cells.values() for seed in cell.seeds})
-        parts += ["## Variants of HDC-FL, served\n", f"Configurations {', '.join(map(str, extra.cells))}; seeds "
-                  f"{', '.join(map(str, seeds))}, which all of them have; HDC-FL's chosen values but for what is named.\n", summary(extra),
+        parts += ["## Variants of HDC-FL, served\n", f"Configurations {', '.join(map(str, extra.cells))}; of seeds "
+                  f"{', '.join(map(str, seeds))} those that all have; HDC-FL's chosen values but for what is named.\n", summary(extra),
                   *(matrix(extra, figure) for figure in ("mean", "bottom20"))]
     return "\n".join([*parts, "## Cost\n", troubles(runs), costs(runs, tuned)]), grids
 

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.command_line import differences
-from benchmarks.hdc_fl.configurations import LOWER, PLAIN, ROWS, VARIANTS, given
+from benchmarks.hdc_fl.configurations import LOWER, PLAIN, ROWS, VARIANTS, Settings, given
 from benchmarks.hdc_fl.results import MixedResults, Result
 from benchmarks.hdc_fl.text import markdown, points
 
@@ -59,12 +59,15 @@ def search(tuned: Mapping[str, Any], scale: str) -> str:
     told = (f"Learning rate, and one setting of its own where a method has one, were searched for every method on {tuned['images']}, "
             f"configuration {tuned['configuration']}, on a validation split of the training images: {tuned['tries']} tries each, of "
             f"{tuned['rounds']} rounds; chosen by {tuned['criterion']}.\n")
-    rows = [[row, ", ".join(f"{key} = {value}" for key, value in chosen.items()),
-             f"{points(tuned['scores'][row][0])} to {points(tuned['scores'][row][1])}"] for row, chosen in tuned["chosen"].items()]
-    lower = [f"{row} in configuration {number} ({', '.join(f'{key} = {value}' for key, value in settings.items())})"
-             for (at, number, row), settings in LOWER.items() if at == scale]
+    rows = [[row, listed(chosen), f"{points(tuned['scores'][row][0])} to {points(tuned['scores'][row][1])}"]
+            for row, chosen in tuned["chosen"].items()]
+    lower = [f"{row} in configuration {number} ({listed(settings)})" for (at, number, row), settings in LOWER.items() if at == scale]
     less = f"With what was chosen training diverges in every client of {' and '.join(lower)}: there it has this.\n" if lower else ""
     return "\n".join([told, markdown(["method", "chosen", "validation, worst to best try"], rows), less])
+
+
+def listed(settings: Settings) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in settings.items())
 
 
 def troubles(results: Iterable[Result]) -> str:

@@ -59,8 +59,8 @@ def ended(jobs: Sequence[Job], bench: Bench) -> dict[str, Result]:
     return {job.name: result for job in jobs if (result := there(job, bench.results))}
 
 
-def row_of(job: Job) -> str:
-    return job.row.rpartition(" try ")[0]
+def row_of(tried: Job | Result) -> str:
+    return tried.row.rpartition(" try ")[0]
 
 
 def best_of(row: str, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -74,7 +74,7 @@ def best_rates(found: Mapping[str, Result]) -> dict[str, Value]:
     """The rate of the best try so far, of the rows that have one."""
     best: dict[str, Result] = {}
     for result in found.values():
-        row = result.row.rpartition(" try ")[0]
+        row = row_of(result)
         if row not in best or score(result) > score(best[row]):
             best[row] = result
     return {row: result.content["settings"]["lr"] for row, result in best.items()}

@@ -26,9 +26,9 @@ class Help:
 
 
 COMMANDS: dict[str, Help] = {
-    "run": Help(("run", "run -c method=fedper -c clients=8 -c rounds=5 --out fedper-run",
+    "run": Help(("run", "run -c method=hdc-fl -c clients=8 -c rounds=5 --out hdc-run",
                  "run -c dataset=folder:shapes -c partition=dirichlet -c alpha=1 -c clients=6",
-                 "run --resume fedper-run"),
+                 "run --resume hdc-run"),
                 "0 the run is finished, 1 it failed (its last words say how to go on)"),
     "methods": Help(("methods", "methods fedper")),
     "wire": Help(("wire hdc-fl", "wire --markdown")),
@@ -52,7 +52,7 @@ COMMANDS: dict[str, Help] = {
                    "2 no SuperLink answers, or the input cannot be used"),
     "stop": Help(("stop", "stop 2744540565070331314"), "0 the run is stopped", "2 no such run goes on, 130 interrupted (Ctrl-C)"),
     "join": Help(("join --run shapes-run --data folder:west --name west",), "0 it joined, 1 it could not"),
-    "donor-swap": Help(("donor-swap fedper-run", "donor-swap fedper-run --donors 3")),
+    "donor-swap": Help(("donor-swap hdc-run", "donor-swap hdc-run --donors 3")),
     "recluster": Help(("recluster hdc-run",
                        "recluster hdc-run --try hdc-fl.temperature=0.1 --try 'hdc-fl.num-clusters=4 hdc-fl.shrink=true'")),
     "predict": Help(("predict --run shapes-run --client client-003 west/disc shapes/ring/001.png --out answers.csv",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.hdc_fl import anchors, conditions, configurations, donor_swap, pages, paired, sweep, tables, tune
+from benchmarks.hdc_fl import anchors, conditions, configurations, donor_swap, pages, paired, running, sweep, tables, tune
 from benchmarks.hdc_fl.configurations import (
     CONFIGURATIONS,
     CONTROL,
@@ -45,28 +45,7 @@ from benchmarks.hdc_fl.results import (
     write,
 )
 from strategies.registry import parse_run_config
-
-ROOT = Path(__file__).parents[1]
-NAMED = {1: "one", 2: "two", 3: "three"}
-
-
-def content(configuration: int, row: str, seed: int, served: list[float], **changed: Any) -> dict[str, Any]:
-    """What a run leaves, with these closing scores."""
-    scores = np.array(served)
-    tail = {"mean": float(scores.mean()), "worst": float(scores.min()), "bottom20": float(paired.bottom20(scores))}
-    settings = {**base_of("lite", configuration), **ROWS[row].settings, "seed": seed} if row in ROWS else {"seed": seed}
-    return {"scale": "lite", "configuration": configuration, "row": row, "seed": seed, "settings": settings,
-            "images": {"title": "CIFAR-10 (12,000 images)", "digest": "d"}, "split_hash": f"split of {configuration} {seed}",
-            "clients": {"served": served, "adapted": [None] * len(served), "n_test": [50] * len(served)},
-            "served": tail, "served_raw": tail,
-            "seconds": {"cpu": 60.0, "wall": 70.0}, "machine": {"id": "here", "cpu": "C", "cores": 2, "gpu": ""}, **changed}
-
-
-def result(configuration: int, row: str, seed: int, served: list[float], folder: Path, **changed: Any) -> Result:
-    path = folder / f"{configuration}_{row}_{seed}.json".replace(" ", "_")
-    write(path, content(configuration, row, seed, served, **changed))
-    return read(path)
-
+from tests.hdc_results import NAMED, ROOT, content, result
 
 # statistics
 
@@ -150,22 +129,24 @@ def test_only_shared_seeds_and_whole_configurations_are_averaged(tmp_path: Path)
 
 
 def test_a_client_without_a_score_is_left_out_of_all_rows(tmp_path: Path) -> None:
-    write(tmp_path / "a.json", content(1, OURS, 0, [0.5, 0.1, 0.9]))
+    result(1, OURS, 0, [0.5, 0.1, 0.9], tmp_path)
     told = content(1, "fedper", 0, [0.4, 0.2, 0.8])
     told["clients"]["served"][1] = None
-    write(tmp_path / "b.json", told)
+    write(tmp_path / "1_fedper_seed_0.json", told)
     cell = grid_of(read_all(tmp_path), [OURS, "fedper"], "served", NAMED).cells[1]
+    assert (cell.unscored, cell.without_score) == (1, ("fedper",))
     assert (cell.unscored, cell.scores[OURS].tolist(), cell.scores["fedper"].tolist()) == (1, [[0.5, 0.9]], [[0.4, 0.8]])
 
 
 @pytest.mark.parametrize(("changed", "told"), [({"split_hash": "other"}, "different splits"),
-                                               ({"images": {"title": "CIFAR-10", "digest": "e"}}, "different splits or images"),
-                                               ({"settings": {"rounds": 3}}, "different budgets")])
+                                               ({"images": {"title": "CIFAR-10", "digest": "e"}}, "different images .*keep one of them"),
+                                               ({"settings": {"rounds": 3, "seed": 0}}, "different budgets")])
 def test_different_splits_and_budgets_are_not_mixed(changed: dict[str, Any], told: str, tmp_path: Path) -> None:
     runs = [result(1, OURS, 0, [0.5], tmp_path), result(1, "fedper", 0, [0.5], tmp_path, **changed)]
     with pytest.raises(MixedResults, match=told):
         grid_of(runs, list(METHODS), "served", NAMED)
-    check_comparable([runs[0], replace(runs[1], seed=1)])  # seeds are splits of their own
+    if "images" not in changed:
+        check_comparable([runs[0], replace(runs[1], seed=1)])  # seeds are splits of their own, of the same images
     with pytest.raises(MixedResults, match="different budgets"):
         check_comparable([runs[0], result(1, "cfl", 0, [0.5], tmp_path, settings=dict(runs[0].content["settings"]) | {"epochs": 7})])
 
@@ -206,22 +187,22 @@ def test_an_interrupted_write_is_no_result(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = planned("lite", (1, 2), (OURS, "fedper"), (0,), {}, {})
-    bench = sweep.Bench(tmp_path, tmp_path, tmp_path / "runs")
+    bench = running.Bench(tmp_path, tmp_path, tmp_path / "runs")
     began: list[str] = []
 
-    def run(job: Job, bench: sweep.Bench) -> Result:
+    def run(job: Job, bench: running.Bench) -> Result:
         began.append(job.name)
         if job.name == "2_hdc-fl_seed_0" and len(began) < 5:
             raise RuntimeError("2_hdc-fl_seed_0: broken")
         write(bench.results / f"{job.name}.json", content(job.configuration, job.row, job.seed, [0.5, 0.7]))
         return read(bench.results / f"{job.name}.json")
 
-    monkeypatch.setattr(sweep, "run", run)
-    monkeypatch.setattr(sweep, "prepared", lambda *_: Images(tmp_path, "images", "d"))
-    assert sweep.run_all(jobs, bench) == ["2_hdc-fl_seed_0: broken"]  # the others ran all the same
+    monkeypatch.setattr(running, "run", run)
+    monkeypatch.setattr(running, "prepared", lambda *_: Images(tmp_path, "images", "d"))
+    assert running.run_all(jobs, bench) == ["2_hdc-fl_seed_0: broken"]  # the others ran all the same
     assert sorted(began) == sorted(job.name for job in jobs)
-    assert sweep.run_all(jobs, bench) == [] and began[4:] == ["2_hdc-fl_seed_0"]
-    assert sweep.run_all(jobs, bench) == [] and len(began) == 5
+    assert running.run_all(jobs, bench) == [] and began[4:] == ["2_hdc-fl_seed_0"]
+    assert running.run_all(jobs, bench) == [] and len(began) == 5
     assert "4 of 4 runs are there" in capsys.readouterr().out
     assert "4 runs, 4 there; 0.00 core-hours to go" in sweep.dry(jobs, bench)
 
@@ -259,8 +240,8 @@ def test_every_planned_run_can_be_run(scale: str) -> None:
         parse_run_config(dict(job.settings))
     per_method = {row: sum(job.row.startswith(f"{row} try") for job in tried) for row in METHODS}
     assert per_method == {row: 0 if row == CONTROL else 5 for row in METHODS}  # the same search for all, and the control's is HDC-FL's
-    assert sweep.reclustered_of(next(job for job in jobs if job.row == OURS))[CONTROL] == {"hdc-fl.grouping": "random"}
-    assert not any(sweep.reclustered_of(job) for job in tried)
+    assert running.reclustered_of(next(job for job in jobs if job.row == OURS))[CONTROL] == {"hdc-fl.grouping": "random"}
+    assert not any(running.reclustered_of(job) for job in tried)
     # no search buys a larger budget, and none sees a test image or a seed of the results
     assert not any(set(t) & set(BUDGET) for method in METHODS.values() for t in [*method.rates(), *method.last(0.05)])
     assert all(job.tuning and job.settings["test-split"] == "own" and job.seed not in (0, 1, 2) for job in tried)
@@ -293,7 +274,7 @@ def test_no_image_is_on_both_sides() -> None:
 
 
 def test_the_tuning_file_holds_no_test_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.hdc_fl.images.opened", lambda *_: source(40, 10))
+    monkeypatch.setattr("benchmarks.hdc_fl.images.first_source", lambda *_: ("made.npz", lambda: source(40, 10)))
     whole, tuning = (prepared("lite", "ten", tuned, tmp_path, tmp_path / "work", limit=12) for tuned in (False, True))
     with np.load(whole.path) as results, np.load(tuning.path) as searched:
         assert {"x_test", "y_test"} <= set(results.files) and not {"x_test", "y_test"} & set(searched.files)
@@ -331,10 +312,11 @@ def test_cost_by_hand(tmp_path: Path) -> None:
     searched = replace(job, tuning=True, settings={**job.settings, "test-fraction": 0.25})
     assert reckoned(searched) == pytest.approx(6 + 0.75 * (by_hand - 6))
     assert reckoned(job) == pytest.approx(by_hand) and estimate(job, []) == reckoned(job)
-    known = [result(3, "ditto", seed, [0.5], tmp_path, seconds={"cpu": 10.0 * seed}, settings=dict(job.settings)) for seed in (1, 2)]
+    known = [result(3, "ditto", seed, [0.5], tmp_path, seconds={"cpu": 10.0 * seed, "wall": 1.0},
+                    settings={**job.settings, "seed": seed}) for seed in (1, 2)]
     assert estimate(job, known) == 15.0
-    twice = [result(3, "fedper", 1, [0.5], tmp_path, settings={**job.settings, "method": "fedper"},
-                    seconds={"cpu": 2 * reckoned(replace(job, settings={**job.settings, "method": "fedper"}))})]
+    twice = [result(3, "fedper", 1, [0.5], tmp_path, settings={**job.settings, "method": "fedper", "seed": 1},
+                    seconds={"wall": 1.0, "cpu": 2 * reckoned(replace(job, settings={**job.settings, "method": "fedper"}))})]
     assert estimate(job, twice) == pytest.approx(2 * by_hand)  # this machine is twice as slow
     assert [hours(s) for s in (0, 90, 3660)] == ["0:00 h", "0:02 h", "1:01 h"]
 
@@ -368,10 +350,10 @@ def test_a_whole_run_leaves_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rng, y = np.random.default_rng(0), np.arange(96) % 4
     np.savez(tmp_path / "data.npz", x_train=rng.integers(0, 256, (64, 16, 16, 3), np.uint8), y_train=y[:64],
              x_test=rng.integers(0, 256, (32, 16, 16, 3), np.uint8), y_test=y[64:], class_names=np.array(list("abcd")))
-    monkeypatch.setattr(sweep, "prepared", lambda *_: Images(tmp_path / "data.npz", "noise", "d"))
+    monkeypatch.setattr(running, "prepared", lambda *_: Images(tmp_path / "data.npz", "noise", "d"))
     small: dict[str, Any] = {"clients": 4, "rounds": 2, "epochs": 1, "batch": 8, "model": "cnn", "width": 4}
     job = planned("lite", (5,), (OURS,), (0,), {}, small)[0]
-    found = sweep.run(job, sweep.Bench(tmp_path, tmp_path, tmp_path / "runs"))
+    found = running.run(job, running.Bench(tmp_path, tmp_path, tmp_path / "runs"))
     told = found.content["reclustered"]
     assert told.keys() == {row for row in ROWS if ROWS[row].reclustered} and told["hdc-fl, one cluster"]["clusters"]["k"] == 1
     assert all(len(one["served"]) == 4 and one["served_raw"]["n"] == 4 for one in told.values())
@@ -446,10 +428,11 @@ def test_how_often_a_configuration_ran_in_words(tmp_path: Path) -> None:
 
 
 def test_what_the_search_chose_is_what_was_run(tmp_path: Path) -> None:
-    runs = [result(1, "cfl", 0, [0.5], tmp_path), result(1, CONTROL, 0, [0.5], tmp_path)]
-    of = {key: runs[0].content["settings"].get(key) for key in ("lr", "cfl.eps1")}
-    conditions.check_chosen(runs, {"chosen": {"cfl": of, OURS: {"lr": 0.03}}})
-    for other, told in (({"cfl": {**of, "lr": 0.5}}, r"1_cfl_0 .*\(lr: 0.03, not 0.5"), ({OURS: {"lr": 0.5}}, r"1_hdc-fl_random_0 .*\(lr")):
+    runs = [result(1, "cfl", 0, [0.5], tmp_path), result(1, OURS, 0, [0.5], tmp_path)]
+    chosen = {"cfl": {"lr": 0.03}, OURS: {"lr": 0.03}}
+    conditions.check_chosen(runs, {"chosen": chosen})
+    for other, told in (({**chosen, "cfl": {"lr": 0.5}}, r"1_cfl_seed_0 .*\(lr: 0.03, not 0.5"), ({"cfl": {"lr": 0.03}}, "not searched"),
+                        ({**chosen, "cfl": {"lr": 0.03, "cfl.eps1": 2.0}}, "cfl.eps1: None, not 2.0")):
         with pytest.raises(MixedResults, match=told):
             conditions.check_chosen(runs, {"chosen": other})
 
@@ -459,7 +442,8 @@ def test_a_rate_that_ends_a_run_is_replaced_and_told(tmp_path: Path, monkeypatch
     chosen: dict[str, Any] = {"fedper": {"lr": 0.1}}
     assert [job.settings["lr"] for job in planned("lite", (1, 2), ("fedper",), (0,), chosen, {})] == [0.1, 0.01]
     assert [job.settings["lr"] for job in planned("full", (2,), ("fedper",), (0,), chosen, {})] == [0.1]
-    runs = [result(2, "fedper", 0, [0.5], tmp_path, settings={"lr": rate}) for rate in (0.01, 0.1)]
+    settings = {**base_of("lite", 2), "method": "fedper", "seed": 0}
+    runs = [result(2, "fedper", 0, [0.5], tmp_path, settings={**settings, "lr": rate}) for rate in (0.01, 0.1)]
     conditions.check_chosen(runs[:1], {"chosen": chosen})
     with pytest.raises(MixedResults, match="lr: 0.1, not 0.01"):
         conditions.check_chosen(runs[1:], {"chosen": chosen})
@@ -471,7 +455,7 @@ def test_what_went_wrong_in_runs_is_told(tmp_path: Path) -> None:
     runs = [result(1, "cfl", 0, [0.5], tmp_path, dropped={"non-finite": 2}, void_rounds=0, versions={"fedhearth-code": "abc"}),
             result(1, "fedper", 0, [0.5], tmp_path, versions={"fedhearth-code": "abd"})]
     told = conditions.troubles(runs)
-    assert "Not all went well: 1_cfl_0: 0 void rounds, dropped {'non-finite': 2}, in 2 runs." in told
+    assert "Not all went well: 1_cfl_seed_0: 0 void rounds, dropped {'non-finite': 2}, in 2 runs." in told
     assert "Digests of the code they ran on: abc, abd." in told
 
 
@@ -523,9 +507,10 @@ def test_central_training_learns_what_is_plain(tmp_path: Path) -> None:
 
 def test_the_anchors_by_hand(tmp_path: Path) -> None:
     job = anchors.federated("lite", [0], {})[0]
-    write(tmp_path / "near.json", content(0, "near-IID fedavg", 0, [0.6]) | {
-        "settings": dict(job.settings), "served": {"weighted_mean": 0.612}, "served_raw": {"weighted_mean": 0.6}})
-    run = read(tmp_path / "near.json")
+    told = content(0, "near-IID fedavg", 0, [0.6])
+    write(tmp_path / "0_near-IID_fedavg_seed_0.json", told | {
+        "settings": dict(job.settings), "served": {**told["served"], "weighted_mean": 0.612}, "served_raw": {"weighted_mean": 0.6}})
+    run = read(tmp_path / "0_near-IID_fedavg_seed_0.json")
     made = {"seed": 0, "accuracy": 0.605, "images": dict(run.content["images"])}
     told = anchors.against_central([run], [made])
     assert "| FedAvg, BatchNorm recomputed | 61.2 | +0.7 |" in told and "| FedAvg, BatchNorm as averaged | 60.0 | -0.5 |" in told

@@ -7,21 +7,27 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.command_line import differences
-from benchmarks.hdc_fl.configurations import LOWER, PLAIN, ROWS, VARIANTS, Settings, given
-from benchmarks.hdc_fl.results import MixedResults, Result
+from benchmarks.hdc_fl.configurations import LOWER, PLAIN, ROWS, Settings, planned
+from benchmarks.hdc_fl.results import BUDGET, MixedResults, Result
 from benchmarks.hdc_fl.text import markdown, points
 
 
 def check_chosen(results: Iterable[Result], tuned: Mapping[str, Any]) -> None:
-    """Raise ``MixedResults`` unless every run had the values that the search chose for it (what makes a variant is its own)."""
+    """Raise ``MixedResults`` unless every run is the one that is planned, with the values that the search chose for it.
+
+    What a look may change (rounds, say) is not compared here: runs of one table must agree in it, which ``check_comparable`` sees to.
+    """
+    chosen = tuned["chosen"] if tuned else {}
     for r in results:
-        row, had = ROWS.get(r.row), r.content["settings"]
-        if row is None or not tuned:
+        if r.row not in ROWS:
             continue
-        chosen = given(r.content["scale"], r.configuration, r.row, tuned["chosen"])
-        wanted = {key: value for key, value in chosen.items() if not (r.row in VARIANTS and key in row.settings)}
-        if differing := differences({key: had.get(key) for key in wanted}, wanted):
-            raise MixedResults(f"{r.name} was not run with what tuned.json chose ({differing}): delete it, and the sweep makes it anew")
+        if chosen and (ROWS[r.row].as_of or r.row) not in chosen:
+            raise MixedResults(f"{r.name} is of a method that was not searched: run benchmarks.hdc_fl.tune, or keep the file elsewhere")
+        # none for rows that come out of another's run
+        jobs = planned(r.content["scale"], (r.configuration,), (r.row,), (r.seed,), chosen, {})
+        had, *wanted = ({k: v for k, v in of.items() if k not in BUDGET} for of in (r.content["settings"], *(job.settings for job in jobs)))
+        if differing := "; ".join(differences(had, one) for one in wanted):
+            raise MixedResults(f"{r.name} was not run as it is planned ({differing}): delete it, and the sweep makes it anew")
 
 
 def costs(results: Sequence[Result], tuned: Mapping[str, Any]) -> str:
@@ -45,7 +51,9 @@ def budgets(results: Sequence[Result]) -> str:
     """What every run had."""
     of = results[0].content["settings"]
     each = sorted({tuple(r.content["settings"][key] for key in ("clients", "rounds", "epochs", "batch")) for r in results})
-    return ("Every method, in a configuration: the same split, model, first weights, clients, rounds, local epochs and batch ("
+    images = sorted({(r.content["images"]["title"], *(sum(r.content["clients"][key]) for key in ("n_train", "n_test"))) for r in results})
+    return ("Of " + "; of ".join("{}, {:,} images to train on and {:,} to test on".format(*counts) for counts in images)
+            + ". Every method, in a configuration: the same split, model, first weights, clients, rounds, local epochs and batch ("
             + "; ".join("{} clients, {} rounds of {} epochs, batch {}".format(*values) for values in each)
             + f"), SGD with momentum {of.get('momentum', 0.9)}, BatchNorm recomputed on each client's own training images before scoring. "
             "Beside these epochs a method makes its own passes: Ditto trains a second model, FedRep fits heads, FedBABU and fedavg-ft "

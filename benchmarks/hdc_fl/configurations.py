@@ -49,7 +49,8 @@ _CELLS = (("ten", IID, "resnet18"),
           ("ten", _dirichlet(0.1), "mobilenetv2"), ("hundred", _labels(10), "mobilenetv2"))
 CONFIGURATIONS: dict[int, Configuration] = {n: Configuration(n, data, shift, encoder, settings)
                                             for n, (data, (shift, settings), encoder) in enumerate(_CELLS)}
-ZERO, GRID = 0, tuple(range(1, 12))
+ZERO = 0
+GRID = tuple(number for number in CONFIGURATIONS if number != ZERO)
 TUNED_ON, TUNING_SEED = 3, 100  # the middle of the label shifts, which are nine of the eleven
 
 
@@ -167,6 +168,11 @@ VARIANTS: dict[str, Method] = {
 ROWS: dict[str, Method] = METHODS | VARIANTS
 
 
+def name_of(configuration: int, row: str, seed: int) -> str:
+    """A run's name, and its file's."""
+    return f"{configuration} {row} seed {seed}".replace(",", "").replace(" ", "_").replace("=", "_")
+
+
 @dataclass(frozen=True)
 class Job:
     """One run: ``settings`` are complete but for the data file and folders; ``tuning`` is on training images alone."""
@@ -180,8 +186,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        words = f"{self.configuration} {self.row} seed {self.seed}"
-        return words.replace(",", "").replace(" ", "_").replace("=", "_")
+        return name_of(self.configuration, self.row, self.seed)
 
     @property
     def cell(self) -> Configuration:

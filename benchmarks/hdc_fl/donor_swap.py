@@ -1,4 +1,4 @@
-"""Donor swap on three shifts: do encoders of clients with like heads fit? (METHODS.md 1.4 and 1.8, protocol B)
+"""Donor swap on three shifts: do encoders of clients with like heads fit?
 
     FEDHEARTH_DATA=... python benchmarks/hdc_fl/donor_swap.py [--seeds 0 1 2] [--jobs 2] [--scale more-steps] [-c KEY=VALUE]
 
@@ -8,7 +8,8 @@ is not run again. ``-c`` changes a setting of all runs and becomes part of their
 
     python benchmarks/hdc_fl/donor_swap.py --kept FOLDER --out FILE
 
-takes the runs of HDC-FL that the sweep kept in FOLDER (its ``--keep``) instead and trains nothing; runs asked before are in the table too.
+takes the runs of HDC-FL that the sweep kept in FOLDER (its ``--keep``; 16 clients) instead and trains nothing; runs asked before are in
+the table too. ``benchmarks/hdc_fl/lite/donor_swap.md`` is such a table.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from benchmarks.command_line import command, words_of  # noqa: E402
+from benchmarks.command_line import command, differences, words_of  # noqa: E402
+from benchmarks.hdc_fl.results import MixedResults, write  # noqa: E402
 
 SWAPS = HERE / "swaps"
 SHIFTS: dict[str, dict[str, str]] = {
@@ -45,8 +47,19 @@ SCALES: dict[str, dict[str, str]] = {
     "larger-steps": {"lr": "0.03"},
     "more-rounds": {"rounds": "40"},
 }
+DONORS = 50
 KEEP = ("served", "served_raw", "split_hash", "clusters", "versions", "run_config")
 MATRICES = ("similarity", "accuracy", "accuracy_raw", "own", "own_raw")
+ABOUT = """# Donor swap: do encoders of clients with like heads fit?
+
+Written by `python benchmarks/hdc_fl/donor_swap.py --kept FOLDER --out FILE` from the JSONs in `benchmarks/hdc_fl/swaps`, one a finished
+run of HDC-FL in the grid. Every client scores the other clients' encoders under its own head. rho: Spearman's rank correlation, a
+recipient, between how alike a donor's head is and how well its encoder does; p: of a permutation of the similarities. Controls: *partial
+rho*, given donors' sample counts and how alike their labels are; *untrained heads* in place of the trained ones, which should give 0;
+*donors' BatchNorm*, without re-estimating its statistics on the recipient's images. *Undefined*: recipients whose donors all do alike.
+*Drop*: points lost against the client's own encoder, by the most, middle and least alike third of the donors.
+
+"""
 PLACES = frozenset({"dataset", "out", "state-dir", "run-id", "weights-dir"})
 
 
@@ -54,7 +67,7 @@ def run(name: str, settings: Mapping[str, str], data: Path, donors: int) -> dict
     """One run with its donor swap through the command line, or its result if it is there already."""
     path = SWAPS / (name.replace(" ", "_").replace("=", "_") + ".json")
     if path.exists():
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_swap(path)
     with tempfile.TemporaryDirectory() as folder:
         config = {"method": "hdc-fl", "dataset": f"npz:{data}", "score-every": "1000", "channels-last": "true", "donor-swap": str(donors),
                   **settings}
@@ -62,8 +75,7 @@ def run(name: str, settings: Mapping[str, str], data: Path, donors: int) -> dict
         command("run", *words_of(config), "--workers", "1", "--quiet", "--out", f"{folder}/run")
         found = kept(Path(folder, "run"))
     took = time.monotonic() - began
-    SWAPS.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**found, "seconds": round(took, 1)}) + "\n", encoding="utf-8")
+    write(path, {**found, "seconds": round(took, 1)})
     rho = found["association"]["rho"]
     print(f"{name:50s} {took:5.0f} s  rho {number(rho['mean'])} {interval(rho['interval'])}", flush=True)
     return found
@@ -75,13 +87,34 @@ def of_kept(folder: Path, donors: int) -> dict[str, list[dict[str, Any]]]:
 
     SWAPS.mkdir(exist_ok=True)
     for run in sorted(folder.glob(f"*_{OURS}_seed_*")):
-        if not (run / "donor_swap.json").exists():
-            command("donor-swap", str(run), "--donors", str(donors), "--workers", "1")
-        (SWAPS / f"{run.name}.json").write_text(json.dumps(kept(run)) + "\n", encoding="utf-8")
+        try:
+            check_recorded(run)
+            if not (run / "donor_swap.json").exists():
+                command("donor-swap", str(run), "--donors", str(donors), "--workers", "1")
+            write(SWAPS / f"{run.name}.json", kept(run))
+        except (RuntimeError, MixedResults, OSError) as fault:
+            print(f"passed over: {fault}", file=sys.stderr)
     found = {f"{number}. {cell.shift}, {cell.data} classes, {cell.encoder}":
-             [json.loads(path.read_text(encoding="utf-8")) for path in sorted(SWAPS.glob(f"{number}_{OURS}_seed_*.json"))]
-             for number, cell in CONFIGURATIONS.items()}
+             [read_swap(path) for path in sorted(SWAPS.glob(f"{number}_{OURS}_seed_*.json"))] for number, cell in CONFIGURATIONS.items()}
     return {name: swaps for name, swaps in found.items() if swaps}
+
+
+def check_recorded(run: Path) -> None:
+    """Raise ``MixedResults`` unless the benchmark's result of this name came from ``run``: a look or another scale has no place here."""
+    recorded = HERE / "lite" / "runs" / f"{run.name}.json"
+    if not recorded.exists():
+        raise MixedResults(f"{run.name} has no result in {recorded.parent.relative_to(HERE)}")
+    wanted, had = json.loads(recorded.read_text(encoding="utf-8")), json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    differing = differences({key: had["run_config"].get(key) for key in wanted["settings"]}, wanted["settings"])
+    if differing or had["split_hash"] != wanted["split_hash"]:
+        raise MixedResults(f"{run.name} is not the run that the result of this name came from ({differing or 'another split'})")
+
+
+def read_swap(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        sys.exit(f"{path} is damaged: delete it, and it is made anew")
 
 
 def kept(folder: Path) -> dict[str, Any]:
@@ -156,7 +189,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--shifts", nargs="+", choices=tuple(SHIFTS), default=list(SHIFTS))
     parser.add_argument("--scale", nargs="+", choices=tuple(SCALES), default=["B"])
-    parser.add_argument("--donors", type=int, default=50)
+    parser.add_argument("--donors", type=int, default=DONORS)
     parser.add_argument("-c", dest="settings", metavar="KEY=VALUE", action="append", default=[])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDHEARTH_DATA", ""), "cifar10_sub12k.npz"))
@@ -164,11 +197,15 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, help="a folder of runs that the sweep kept; nothing is trained")
     a = parser.parse_args()
     if a.kept:
-        return show(of_kept(a.kept.absolute(), a.donors), a.out)
+        if not a.kept.is_dir():
+            sys.exit(f"{a.kept} is no folder; give the one in which the sweep kept its runs (--keep), or an empty one for the table alone")
+        return show(of_kept(a.kept.absolute(), a.donors), a.out, ABOUT)
     if not a.data.is_file():
         sys.exit("set FEDHEARTH_DATA to the folder with cifar10_sub12k.npz, or give a file with --data")
+    if wrong := [word for word in a.settings if "=" not in word]:
+        sys.exit(f"-c takes KEY=VALUE, got {', '.join(wrong)}")
     changed = dict(word.split("=", 1) for word in a.settings)
-    label = "".join(f" {key}={value}" for key, value in changed.items())
+    label = "".join(f" {key}={value}" for key, value in changed.items()) + f" {a.donors} donors" * (a.donors != DONORS)
     rows = {f"{shift}, {scale}{label}": {**SHIFTS[shift], **SCALES[scale], **changed} for scale in a.scale for shift in a.shifts}
     todo = [(row, f"{row} seed {seed}", {**settings, "seed": str(seed)}) for row, settings in rows.items() for seed in a.seeds]
     with ThreadPoolExecutor(a.jobs) as pool:
@@ -177,8 +214,8 @@ def main() -> None:
     return show(results, a.out)
 
 
-def show(results: Mapping[str, Sequence[Mapping[str, Any]]], out: Path) -> None:
-    text = table(results)
+def show(results: Mapping[str, Sequence[Mapping[str, Any]]], out: Path, about: str = "") -> None:
+    text = about + table(results)
     out.write_text(text + "\n", encoding="utf-8")
     print(text)
 

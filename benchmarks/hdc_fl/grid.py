@@ -25,6 +25,7 @@ class Cell:
     seeds : those that every method here has. left_out : those that only some have; they are in no figure.
     scores : method -> (S, N), clients in the same order for all.
     unscored : clients without a score under some method, by seed or not; they are in no figure either.
+    without_score : the methods under which that is so.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Cell:
     left_out: tuple[int, ...]
     scores: Mapping[str, np.ndarray]
     unscored: int
+    without_score: tuple[str, ...]
     results: Mapping[str, Sequence[Result]]
 
     @property
@@ -45,11 +47,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """Every configuration that has results, for one kind of score. Served and adapted are two grids."""
+    """Every configuration that has results, for one kind of score. Served and adapted are two grids.
+
+    ``lost``: configurations that have results, but no seed and client that all methods have a score of.
+    """
 
     kind: Kind
     cells: Mapping[int, Cell]
     rows: tuple[str, ...]
+    lost: tuple[int, ...] = ()
 
     @cached_property
     def whole(self) -> Mapping[int, Cell]:
@@ -70,7 +76,7 @@ class Grid:
     @cached_property
     def differences(self) -> dict[tuple[int, str, str], Difference]:
         """(configuration, method, figure) -> HDC-FL less the method; the same draws for all methods of a configuration."""
-        return {(number, row, figure): difference(cell.scores[OURS], cell.scores[row], figure, seed=_clients_of(number))
+        return {(number, row, figure): difference(cell.scores[OURS], cell.scores[row], figure, _clients_of(number), cell.seeds)
                 for number, cell in self.cells.items() if OURS in cell.scores
                 for row in cell.scores if row != OURS for figure in FIGURES}
 
@@ -102,8 +108,9 @@ def grid_of(results: Iterable[Result], rows: Sequence[str], kind: Kind, titles: 
     check_comparable(wanted)
     numbers = sorted({r.configuration for r in wanted})
     cells = {number: _cell(number, titles[number], [r for r in wanted if r.configuration == number], rows, kind) for number in numbers}
-    cells = {number: cell for number, cell in cells.items() if cell.seeds}
-    return Grid(kind, cells, tuple(row for row in rows if any(row in cell.scores for cell in cells.values())))
+    lost = tuple(number for number, cell in cells.items() if not cell.scores or not cell.clients)
+    cells = {number: cell for number, cell in cells.items() if number not in lost}
+    return Grid(kind, cells, tuple(row for row in rows if any(row in cell.scores for cell in cells.values())), lost)
 
 
 def _cell(number: int, title: str, results: Sequence[Result], rows: Sequence[str], kind: Kind) -> Cell:
@@ -114,5 +121,6 @@ def _cell(number: int, title: str, results: Sequence[Result], rows: Sequence[str
     scores = {row: np.array([getattr(runs[seed], kind) for seed in seeds]) for row, runs in by_row.items()} if seeds else {}
     # a client may lack a score in one seed's split and not in another's: it is left out of both, to keep arrays square
     scored = np.all([np.isfinite(runs).all(0) for runs in scores.values()], axis=0) if scores else np.array([], bool)
+    without = tuple(row for row, runs in scores.items() if not np.isfinite(runs).all())
     return Cell(number, title, seeds, tuple(sorted(all_seeds - set(seeds))), {row: runs[:, scored] for row, runs in scores.items()},
-                int((~scored).sum()), {row: [runs[seed] for seed in seeds] for row, runs in by_row.items()})
+                int((~scored).sum()), without, {row: [runs[seed] for seed in seeds] for row, runs in by_row.items()})

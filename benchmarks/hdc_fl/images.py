@@ -11,11 +11,14 @@ import hashlib
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from benchmarks.hdc_fl.configurations import SCALES
+from benchmarks.hdc_fl.process import owned
 
 Arrays = dict[str, np.ndarray]
 TINY_CLASSES = 100
@@ -90,11 +93,11 @@ SOURCES: dict[tuple[str, str], tuple[tuple[str, Callable[[Path], Source]], ...]]
     ("full", "ten"): (_CIFAR10, _SUBSET), ("full", "hundred"): (_CIFAR100, _TINY)}
 
 
-def opened(scale: str, data: str, folder: Path) -> Source:
-    """The first source there is; raises ``NoImages``."""
+def first_source(scale: str, data: str, folder: Path) -> tuple[str, Callable[[], Source]]:
+    """The first source there is, by its file's name; raises ``NoImages``."""
     for name, reader in SOURCES[scale, data]:
         if (folder / name).exists():
-            return reader(folder / name)
+            return name, partial(reader, folder / name)
     wanted = " or ".join(name for name, _ in SOURCES[scale, data])
     raise NoImages(f"the {scale} scale expects {wanted} in FEDHEARTH_DATA and found no such thing")
 
@@ -102,23 +105,30 @@ def opened(scale: str, data: str, folder: Path) -> Source:
 def prepared(scale: str, data: str, tuning: bool, folder: Path, work: Path, limit: int = 0) -> Images:
     """The file in ``work``, made if it is not there; ``limit`` keeps about so many images in all, for a look."""
     train, test = SCALES[scale].images[data]
-    # named by what is in it, so that other counts are never taken for these
-    path = work / f"{scale}-{data}-{limit or f'{train}x{test}'}{'-tuning' * tuning}.npz"
+    name, opened = first_source(scale, data, folder)
+    # named by what is in it, so that other counts, or images that came later, are never taken for these
+    path = work / f"{scale}-{data}-{name.partition('.')[0]}-{limit or f'{train}x{test}'}{'-tuning' * tuning}.npz"
     if not path.is_file():
         work.mkdir(parents=True, exist_ok=True)
-        source = opened(scale, data, folder)
+        try:
+            source = opened()
+        except (ValueError, EOFError, KeyError, BadZipFile) as fault:
+            raise NoImages(f"{name} in FEDHEARTH_DATA is damaged ({type(fault).__name__})") from fault
         if limit:
             classes = len(source.class_names)
             train, test = max(2, limit // classes), max(1, limit // classes // FRACTION_TO_TEST)
         arrays = chosen(source, train, test)
         if tuning:
             arrays = {key: array for key, array in arrays.items() if not key.endswith("_test")}
-        part = path.with_suffix(".part")
+        part = work / owned(path.stem, "part")
         with part.open("wb") as file:
             np.savez(file, title=np.array(source.title), digest=np.array(digest(arrays)), **arrays)  # type: ignore[arg-type]
         part.replace(path)
-    with np.load(path) as file:
-        return Images(path, str(file["title"]), str(file["digest"]))
+    try:
+        with np.load(path) as file:
+            return Images(path, str(file["title"]), str(file["digest"]))
+    except (ValueError, EOFError, KeyError, BadZipFile) as fault:
+        raise NoImages(f"{path} is damaged: delete it, and it is made anew") from fault
 
 
 def chosen(source: Source, train: int, test: int) -> Arrays:

@@ -17,12 +17,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import differences
+from benchmarks.hdc_fl.process import end_with_parent, owned
 from benchmarks.hdc_fl.results import machine, write
 
 KEEP = ("served", "served_raw", "adapted", "adapted_raw", "split_hash", "dropped", "void_rounds", "versions")
 
 
 def main() -> None:
+    end_with_parent()
     told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     from flwr.app import Context, RecordDict
 
@@ -30,11 +33,11 @@ def main() -> None:
     from deploy.inprocess import RUN_ID, SERVER_NODE, InProcessGrid
     from server_app.main import serve
 
-    with tempfile.TemporaryDirectory(dir=told["work"]) as temporary:
+    with tempfile.TemporaryDirectory(dir=told["work"], prefix=owned("run", "")) as temporary:
         # what is kept is made where it stays, since a run's own files say where they lie
         folder = Path(told["keep"], told["name"]) if told["keep"] else Path(temporary, "run")
-        if (folder / "summary.json").exists():
-            sys.exit(f"{folder} holds a finished run, which may be another one: move it away, or name another folder with --keep")
+        if (folder / "summary.json").exists() and not same_run(folder, told):
+            sys.exit(f"{folder} holds another run, which is finished: move it away, or name another folder with --keep")
         shutil.rmtree(folder, ignore_errors=True)  # what a killed run left there
         config = {**told["settings"], "dataset": f"npz:{told['images']['path']}", "run-id": "run", "out": str(folder),
                   "state-dir": str(folder / "clients")}
@@ -46,6 +49,13 @@ def main() -> None:
         if tries := told.get("reclustered"):
             found["reclustered"] = reclustered(folder, tries)
     write(Path(told["into"]), found)
+
+
+def same_run(folder: Path, told: Mapping[str, Any]) -> bool:
+    """Whether the finished run in ``folder`` is of these settings: its sweep was killed before it wrote the result down."""
+    had = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["run_config"]
+    wanted = {**told["settings"], "dataset": f"npz:{told['images']['path']}"}
+    return not differences({key: had.get(key) for key in wanted}, wanted)
 
 
 def reclustered(folder: Path, tries: Mapping[str, Any]) -> dict[str, Any]:

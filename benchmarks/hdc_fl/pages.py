@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections import defaultdict
 from functools import cache
@@ -12,14 +13,14 @@ from functools import cache
 from benchmarks.hdc_fl.configurations import CONFIGURATIONS, CONTROL, GRID, METHODS, OURS, PLAIN
 from benchmarks.hdc_fl.grid import Grid, grid_of
 from benchmarks.hdc_fl.paired import FIGURES
-from benchmarks.hdc_fl.results import read_all, with_reclustered
+from benchmarks.hdc_fl.results import MixedResults, read_all, with_reclustered
 from benchmarks.hdc_fl.tables import HERE, SHOWN, titles
 from benchmarks.hdc_fl.text import gap, markdown, points
 from deploy.method_pages import PAGES, filled
 
 TABLES = "../../benchmarks/hdc_fl/lite/tables.md"
 WIDTH = 140
-COUNTS = ("no seed", "one seed", "two seeds", "three seeds", "four seeds", "five seeds")
+COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 @cache
@@ -51,8 +52,12 @@ def seeds(grid: Grid) -> str:
     for number, cell in grid.whole.items():
         by_count[len(cell.seeds)].append(str(number))
     ranked = sorted(by_count, reverse=True)
-    told = [f"{COUNTS[count]} in {listed(by_count[count])}" for count in ranked[:-1]]
-    return ", ".join([*told, f"{COUNTS[ranked[-1]]} {'in the others' if told else 'each'}"])
+    told = [f"{often(count)} in {listed(by_count[count])}" for count in ranked[:-1]]
+    return ", ".join([*told, f"{often(ranked[-1])} {'in the others' if told else 'each'}"])
+
+
+def often(count: int) -> str:
+    return f"{COUNTS[count] if count < len(COUNTS) else count} seed{'s' * (count != 1)}"
 
 
 def listed(words: list[str]) -> str:
@@ -80,9 +85,15 @@ def ours(grid: Grid) -> str:
 
 
 def main() -> None:
+    try:
+        grid = served()
+    except MixedResults as fault:
+        sys.exit(str(fault))
+    if not grid.whole:
+        sys.exit("no configuration has results of every method yet: the pages stay as they are")
     for method in METHODS.keys() - {CONTROL}:
         file = PAGES / f"{method}.md"
-        file.write_text(renewed(file.read_text(encoding="utf-8"), method, served()), encoding="utf-8")
+        file.write_text(renewed(file.read_text(encoding="utf-8"), method, grid), encoding="utf-8")
 
 
 if __name__ == "__main__":

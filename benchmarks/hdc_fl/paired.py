@@ -56,8 +56,12 @@ def over_seeds(runs: np.ndarray, figure: str) -> tuple[float, float | None]:
     return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
 
 
-def difference(ours: np.ndarray, theirs: np.ndarray, figure: str, seed: int = 0, draws: int = DRAWS) -> Difference:
+def difference(ours: np.ndarray, theirs: np.ndarray, figure: str, seed: int = 0, seeds: Sequence[int] = (),
+               draws: int = DRAWS) -> Difference:
     """``ours`` less ``theirs``, both (S, N) with the same seeds and clients in the same order.
+
+    Clients are drawn by ``seed`` and by the number of their run's seed (``seeds``, 0 to S - 1 by default) alone, so that the same clients
+    are drawn together wherever they occur, however many seeds there are beside theirs.
 
     Raises
     ------
@@ -68,10 +72,13 @@ def difference(ours: np.ndarray, theirs: np.ndarray, figure: str, seed: int = 0,
         raise ValueError(f"expected two arrays (seeds, clients) of one shape, got {ours.shape} and {theirs.shape}")
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
         raise ValueError("expected finite scores: a client without one must be left out on both sides first")
-    (seeds, clients), rng, of = ours.shape, np.random.default_rng(seed), FIGURES[figure]
-    rows = rng.integers(seeds, size=(draws, seeds, 1))
-    columns = rng.integers(clients, size=(draws, seeds, clients))
-    drawn = (of(ours[rows, columns]) - of(theirs[rows, columns])).mean(-1)
+    (count, clients), of = ours.shape, FIGURES[figure]
+    rows = np.random.default_rng([seed, count]).integers(count, size=(draws, count))
+    # (S, D, S, N): of every seed, for every place in a draw
+    columns = np.array([[np.random.default_rng([seed, number, place]).integers(clients, size=(draws, clients)) for place in range(count)]
+                        for number in seeds or range(count)]).transpose(0, 2, 1, 3)
+    picked = rows[..., None], columns[rows, np.arange(draws)[:, None], np.arange(count)]
+    drawn = (of(ours[picked]) - of(theirs[picked])).mean(-1)
     return _with_interval(float((of(ours) - of(theirs)).mean()), drawn)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command_line import differences
-from benchmarks.hdc_fl.configurations import ROWS, Job
+from benchmarks.hdc_fl.configurations import CONFIGURATIONS, ROWS, Job, name_of
 
 # settings in which runs of one configuration must agree: the budget, the data and the model
 BUDGET = ("rounds", "epochs", "batch", "clients", "fraction", "model", "width", "partition", "alpha", "classes-per-client", "test-split",
@@ -71,19 +71,49 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> Result:
-    """One result; raises ``MixedResults`` if the file is damaged."""
+    """One result; raises ``MixedResults`` if the file is damaged, or is not what its name says."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        served, adapted = (np.array([np.nan if value is None else value for value in content["clients"][key]], float)
-                           for key in ("served", "adapted"))
-        return Result(path.stem, content["configuration"], content["row"], content["seed"], served, adapted, content)
-    except (ValueError, KeyError, TypeError) as fault:
-        raise MixedResults(f"{path} is damaged ({type(fault).__name__}); delete it, and the sweep makes it anew") from fault
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+        number, row, seed = (content[key] for key in ("configuration", "row", "seed"))
+        if number not in CONFIGURATIONS or not isinstance(seed, int):
+            raise ValueError("no such configuration or seed")
+        served, adapted = (_scores(content["clients"][key]) for key in ("served", "adapted"))
+        _check(content, served, adapted)
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise MixedResults(f"{path} is damaged ({fault!r}); delete it, and the sweep makes it anew") from fault
+    if name_of(number, row, seed) != path.stem:
+        raise MixedResults(f"{path} holds {name_of(number, row, seed)}: a copy counts twice; give it its name, or delete it")
+    return Result(path.stem, number, row, seed, served, adapted, content)
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no score")
+
+
+def _scores(values: Iterable[float | None]) -> np.ndarray:
+    """(N,), NaN where there is none; raises ``ValueError`` unless all are shares."""
+    if wrong := [v for v in values if v is not None and not (isinstance(v, int | float) and 0 <= v <= 1)]:
+        raise ValueError(f"{len(wrong)} scores are no shares from 0 to 1")
+    return np.array([np.nan if v is None else v for v in values], float)
+
+
+def _check(content: Mapping[str, Any], served: np.ndarray, adapted: np.ndarray) -> None:
+    """Raise ``KeyError`` or ``ValueError`` unless everything that tables read is there and fits together."""
+    counts = content["clients"]["n_train"], content["clients"]["n_test"]
+    if len({len(served), len(adapted), *map(len, counts)}) != 1:
+        raise ValueError("scores and counts are of different numbers of clients")
+    for path in ("scale", "split_hash", "images title", "images digest", "settings seed", "seconds cpu", "seconds wall", "machine id",
+                 "machine cpu", "machine cores", "machine gpu", "served mean", "served worst", "served bottom20"):
+        of: Any = content
+        for key in path.split():
+            of = of[key]
+    if content["settings"]["seed"] != content["seed"]:
+        raise ValueError("the settings have another seed")
 
 
 def read_all(folder: Path) -> list[Result]:
     """Every result in ``folder``, by name; leftovers of a killed sweep end in ``.part`` and are none."""
-    return [read(path) for path in sorted(folder.glob("*.json"))]
+    return [read(path) for path in sorted(folder.glob("*.json")) if path.is_file()]
 
 
 def with_reclustered(results: Iterable[Result]) -> list[Result]:
@@ -118,9 +148,15 @@ def there(job: Job, folder: Path) -> Result | None:
 
 
 def check_comparable(results: Iterable[Result]) -> None:
-    """Raise ``MixedResults`` unless runs of one configuration and seed rest on the same split, images and budget."""
+    """Raise ``MixedResults`` unless runs of one configuration and seed rest on the same split and budget, and all of a data set's images
+    are the same."""
     first: dict[tuple[int, int], Result] = {}
+    images: dict[str, Result] = {}
     for result in results:
+        like = images.setdefault(CONFIGURATIONS[result.configuration].data, result)
+        if (of := result.content["images"]) != (others := like.content["images"]):
+            raise MixedResults(f"{result.name} and {like.name} rest on different images ({of['title']}, digest {of['digest']}; "
+                               f"{others['title']}, {others['digest']}): keep one of them")
         other = first.setdefault((result.configuration, result.seed), result)
         if result.split != other.split or len(result.served) != len(other.served):
             raise MixedResults(f"{result.name} and {other.name} rest on different splits or images ({result.split[0][:12]} of "

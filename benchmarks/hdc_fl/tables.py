@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.hdc_fl.conditions import budgets, check_chosen, costs, search, troubles
 from benchmarks.hdc_fl.configurations import CONFIGURATIONS, CONTROL, GRID, METHODS, OURS, PLAIN, SCALES, VARIANTS
+from benchmarks.hdc_fl.cost import CLASSES
 from benchmarks.hdc_fl.csv_files import write_figures
 from benchmarks.hdc_fl.grid import Cell, Grid, grid_of
 from benchmarks.hdc_fl.paired import FIGURES, MARGIN, over_seeds, win_tie_loss
@@ -73,7 +74,8 @@ def best(values: Mapping[str, float], row: str) -> str:
 def matrix(grid: Grid, figure: str) -> str:
     """Methods by configurations; how many seeds each has stands above it."""
     rows = [[row, *(points(cell.figure(row, figure)) if row in cell.scores else "–" for cell in grid.cells.values())] for row in grid.rows]
-    heads = [f"{n} ({len(cell.seeds)} seed{'s' * (len(cell.seeds) > 1)})" for n, cell in grid.cells.items()]
+    heads = [f"{n} ({len(cell.seeds)} seed{'s' * (len(cell.seeds) > 1)}{f', {cell.clients} clients' * bool(cell.unscored)})"
+             for n, cell in grid.cells.items()]
     return markdown(["method", *heads], rows)
 
 
@@ -86,7 +88,7 @@ def details(cell: Cell, grid: Grid) -> str:
         rows.append([row, *cells, *(gap(grid.differences.get((cell.number, row, figure)), figure) for figure in FIGURES)])
     seeds = f"seed{'s' * (len(cell.seeds) > 1)} {', '.join(map(str, cell.seeds))}"
     more = f"; seeds {', '.join(map(str, cell.left_out))} left out, since not every method has them" if cell.left_out else ""
-    more += f"; {cell.unscored} clients left out, which have no score under some method" if cell.unscored else ""
+    more += f"; left out: clients without a score under {', '.join(cell.without_score)} ({cell.unscored})" if cell.unscored else ""
     smallest = min(min(r.content["clients"]["n_test"]) for runs in cell.results.values() for r in runs)
     told = f"#### {cell.number}. {cell.title}\n\n{cell.clients} clients, {seeds}{more}; the smallest test set has {smallest} images.\n\n"
     return told + markdown(["method", *SHOWN.values(), *(f"HDC-FL less this: {shown}" for shown in SHOWN.values())], rows)
@@ -142,7 +144,9 @@ def named_numbers(numbers: Iterable[int]) -> str:
 def left_out(grid: Grid) -> str:
     """The configurations that are in no average, and what they lack; "" if there is none."""
     lacking = [f"{n} (without {', '.join(missing)})" for n, cell in grid.cells.items() if (missing := grid.missing(cell))]
-    return f"In no average, since methods are missing: {'; '.join(lacking)}.\n" if lacking else ""
+    told = [f"In no average, since methods are missing: {'; '.join(lacking)}.\n"] if lacking else []
+    told += [f"In no table, since no seed or client has a score of every method: {', '.join(map(str, grid.lost))}.\n"] if grid.lost else []
+    return "\n".join(told)
 
 
 def raw(results: Sequence[Result], rows: Sequence[str], grid: Grid) -> str:
@@ -150,7 +154,7 @@ def raw(results: Sequence[Result], rows: Sequence[str], grid: Grid) -> str:
     found = []
     for row in rows:
         cells = [cell.results.get(row, ()) for cell in grid.cells.values()]
-        if all(cells) and all(r.content.get("served_raw") for runs in cells for r in runs):
+        if cells and all(cells) and all(r.content.get("served_raw") for runs in cells for r in runs):
             averages = [mean(mean(r.content["served_raw"][figure] for r in runs) for runs in cells) for figure in FIGURES]
             found.append([row, *map(points, averages)])
     return markdown(["method", *SHOWN.values()], found)
@@ -159,35 +163,52 @@ def raw(results: Sequence[Result], rows: Sequence[str], grid: Grid) -> str:
 def report(results: Sequence[Result], tuned: Mapping[str, Any], scale: str) -> tuple[str, list[Grid]]:
     """The whole text, and the two grids."""
     runs = [r for r in results if r.configuration in GRID]
+    if not runs:
+        raise MixedResults(f"there is nothing to put in tables: no result is of the configurations {', '.join(map(str, GRID))}")
     check_chosen(runs, tuned)
     results = with_reclustered(runs)
     named, rows = titles(results), tuple(METHODS)
     grids = [grid_of(results, rows, kind, named) for kind in ("served", "adapted")]
-    parts = [f"# HDC-FL beside its rivals, {scale} scale\n",
+    parts = [f"# HDC-FL beside its rivals, {scale} scale{', only a look' * looked(runs, scale)}\n",
              "Written by `python -m benchmarks.hdc_fl.tables`; accuracy in %, over clients. How to make all of it anew: "
              "[README.md](../README.md).\n", budgets(runs), search(tuned, scale)]
     for grid in grids:
         if not grid.cells:
+            parts += [f"## {grid.kind.capitalize()}: {WHEN[grid.kind]}\n", left_out(grid)] if grid.lost else []
             continue
         parts += [f"## {grid.kind.capitalize()}: {WHEN[grid.kind]}\n", f"### Over {named_numbers(grid.whole)}\n", left_out(grid),
                   ABOUT[grid.kind], legend(), summary(grid)]
         parts += ["### What was to be shown\n", bars(grid), "### What the heads knew\n", groups(grid)] if grid.kind == "served" else []
         parts += [f"### {SHOWN[figure].capitalize()}, by configuration\n\n{matrix(grid, figure)}" for figure in FIGURES]
         parts += ["### Each configuration\n", *(details(cell, grid) for cell in grid.cells.values())]
-    parts += ["## Served, BatchNorm statistics as averaged\n", raw(results, rows, grids[0])]
-    extra = grid_of(results, (OURS, CONTROL, *VARIANTS), "served", named) if any(r.row in VARIANTS for r in results) else None
-    if extra is not None:
-        extra = subset(extra)
-        seeds = sorted({seed for cell in extra.cells.values() for seed in cell.seeds})
-        parts += ["## Variants of HDC-FL, served\n", f"Configurations {', '.join(map(str, extra.cells))}; of seeds "
-                  f"{', '.join(map(str, seeds))} those that all have; HDC-FL's chosen values but for what is named.\n", summary(extra),
-                  *(matrix(extra, figure) for figure in ("mean", "bottom20"))]
+    if grids[0].cells:
+        parts += ["## Served, BatchNorm statistics as averaged\n", raw(results, rows, grids[0])]
+    parts += variants(results, named)
     return "\n".join([*parts, "## Cost\n", troubles(runs), costs(runs, tuned)]), grids
 
 
-def subset(grid: Grid) -> Grid:
-    """Only the configurations in which a variant has run."""
-    return Grid(grid.kind, {n: cell for n, cell in grid.cells.items() if VARIANTS.keys() & cell.scores.keys()}, grid.rows)
+def variants(results: Sequence[Result], named: Mapping[int, str]) -> list[str]:
+    """Variants of HDC-FL: one table of those that come out of its own runs, one of each that trains otherwise (they ran where they ran)."""
+    found, there = [], {r.row for r in results}
+    reclustered = [row for row, of in VARIANTS.items() if of.reclustered]
+    for beside, rows in (((), reclustered), *(((PLAIN,), [row]) for row in VARIANTS if row not in reclustered)):
+        if not there.intersection(rows):
+            continue
+        grid = grid_of(results, (OURS, CONTROL, *beside, *rows), "served", named)
+        grid = Grid(grid.kind, {n: cell for n, cell in grid.cells.items() if cell.scores.keys() & set(rows)}, grid.rows, grid.lost)
+        seeds = sorted({seed for cell in grid.cells.values() for seed in cell.seeds})
+        found += [f"Configurations {', '.join(map(str, grid.cells))}; of seeds {', '.join(map(str, seeds))} those that all have; HDC-FL's "
+                  "chosen values but for what is named.\n", left_out(grid), summary(grid),
+                  *(matrix(grid, figure) for figure in ("mean", "bottom20"))]
+    return ["## Variants of HDC-FL, served\n", *found] if found else []
+
+
+def looked(runs: Sequence[Result], scale: str) -> bool:
+    """Whether some run is shorter, or on fewer images, than the scale's."""
+    of = SCALES[scale]
+    wanted = {data: classes * of.images[data][0] for data, classes in CLASSES.items()}
+    return any(r.content["settings"]["rounds"] != of.settings["rounds"]
+               or sum(r.content["clients"]["n_train"]) < wanted[CONFIGURATIONS[r.configuration].data] for r in runs)
 
 
 def legend() -> str:
@@ -201,10 +222,12 @@ def legend() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--scale", choices=SCALES, default="lite")
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--results", type=Path, help="the folder of the JSONs; the benchmark's own by default")
+    parser.add_argument("--out", type=Path, help="where tables and pictures go; beside the benchmark's own JSONs, or among others")
     a = parser.parse_args()
-    out, folder = a.out or HERE / a.scale, a.results or HERE / a.scale / "runs"
+    own = HERE / a.scale / "runs"
+    folder = a.results or own
+    out = a.out or (own.parent if folder.resolve() == own else folder)
     tuned = HERE / a.scale / "tuned.json"
     try:
         results = [r for r in read_all(folder) if r.content["scale"] == a.scale]
@@ -213,7 +236,10 @@ def main() -> None:
         text, grids = report(results, json.loads(tuned.read_text(encoding="utf-8")) if tuned.exists() else {}, a.scale)
     except MixedResults as fault:
         sys.exit(str(fault))
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        sys.exit(f"no folder for tables: {fault}")
     (out / "tables.md").write_text(text, encoding="utf-8")
     write_figures(grids, out / "figures.csv")
     draw(grids[0], out)

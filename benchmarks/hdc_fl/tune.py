@@ -19,7 +19,8 @@ from typing import Any
 from benchmarks.hdc_fl.configurations import CONFIGURATIONS, METHODS, RATES, ROWS, TUNED_ON, Job, Value, searches
 from benchmarks.hdc_fl.images import NoImages
 from benchmarks.hdc_fl.results import MixedResults, Result, check_comparable, there, write
-from benchmarks.hdc_fl.sweep import HERE, Bench, arguments, bench_of, dry, rows_of, run_all
+from benchmarks.hdc_fl.running import Bench, run_all
+from benchmarks.hdc_fl.sweep import HERE, arguments, bench_of, dry, rows_of
 
 CRITERION = "the sum of served mean and bottom 20 %"
 
@@ -91,7 +92,8 @@ def main() -> int:
     jobs = list(searches(a.scale, rows, changed, a.on))
     benchmark = bench.results == HERE / a.scale / "tuning"
     if benchmark and not a.dry and not set(METHODS) <= set(rows):
-        sys.exit("the benchmark's own search is of all methods; for a look at some, give a folder with --results")
+        sys.exit("the benchmark's own search is of all methods: leave --rows out (what is there is not run again), or, for a look at "
+                 "some, give a folder with --results")
     try:
         if a.dry:
             # before the first tries it is not known which rate is best, which makes no difference to the cost
@@ -105,7 +107,7 @@ def main() -> int:
         # row by row, as the first tries are, so that of equal tries the first one is chosen
         jobs = sorted([*jobs, *more], key=lambda job: list(best).index(row_of(job)))
         told = outcome(jobs, ended(jobs, bench))
-    except (NoImages, MixedResults) as fault:
+    except (NoImages, MixedResults, OSError) as fault:
         sys.exit(str(fault))
     path = (HERE / a.scale if benchmark else Path(bench.results)) / "tuned.json"
     write(path, told)

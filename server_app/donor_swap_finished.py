@@ -64,6 +64,8 @@ def _sources(strategy: RuleStrategy, initial_head: Tensors, personal: Personal,
         donors = of_rule(strategy.state)
         if donors is None:
             raise ConfigError("the run had no refresh, so nothing says how alike its clients' heads are")
+        if len(donors.clients) < 2:
+            raise ConfigError("a donor swap needs two clients or more, and one was in the run's last refresh")
         return donors, shelved(strategy, donors)
     donors = donors_by_heads(heads, initial_head, strategy.run.seed, strategy.run.rounds)
     # no plain dict, which would be kept while others wait for theirs

@@ -317,6 +317,12 @@ def test_what_is_shared_cannot_be_swapped(tmp_path: Path, capsys: pytest.Capture
     assert main(["donor-swap", str(shared)]) == 2 and "fedper run end with the same encoder" in capsys.readouterr().err
 
 
+def test_one_client_has_nobody_to_swap_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = run(tmp_path / "run", "hdc-fl", clients=1).folder
+    assert main(["donor-swap", str(alone)]) == 2 and "needs two clients or more" in capsys.readouterr().err
+    assert not (alone / "donor_swap.json").exists()
+
+
 def test_clients_that_train_alone_swap_their_personal_models(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", "local-only").folder
     assert main(["donor-swap", str(folder), "--workers", "1"]) == 0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.hdc_fl import anchors, conditions, configurations, donor_swap, pages, paired, running, sweep, tables, tune
+from benchmarks.hdc_fl import anchors, conditions, configurations, donor_swap, pages, paired, parts, running, sweep, tables, tune
 from benchmarks.hdc_fl.configurations import (
     CONFIGURATIONS,
     CONTROL,
@@ -44,6 +44,7 @@ from benchmarks.hdc_fl.results import (
     with_reclustered,
     write,
 )
+from benchmarks.hdc_fl.variants import variants
 from strategies.registry import parse_run_config
 from tests.hdc_results import NAMED, ROOT, content, result
 
@@ -154,7 +155,7 @@ def test_different_splits_and_budgets_are_not_mixed(changed: dict[str, Any], tol
 def test_images_of_two_names_are_not_mixed(tmp_path: Path) -> None:
     runs = [result(1, OURS, seed, [0.5], tmp_path, images={"title": title, "digest": "d"}) for seed, title in enumerate(("A", "B"))]
     with pytest.raises(MixedResults, match="keep one of them"):
-        tables.titles(runs)
+        parts.titles(runs)
 
 
 # resuming
@@ -520,3 +521,19 @@ def test_the_anchors_by_hand(tmp_path: Path) -> None:
     told = anchors.without_heterogeneity([result(0, row, 0, values, tmp_path) for row, values in rows.items()], tuple(METHODS))
     assert "| fedper | 55.0 | +0.0 [-1.0, +1.0] | yes |" in told and "| fedrep | 45.0 | **-10.0 [-10.0, -10.0]** | no |" in told
     assert "| local-only | 25.0 | **-30.0 [-30.0, -30.0]** | trains alone |" in told
+
+
+def test_a_variants_own_run_is_compared_on_the_same_machine_alone(tmp_path: Path) -> None:
+    """On another machine the same training ends elsewhere: that is shown, and compared with nothing."""
+    away = {"id": "away", "cpu": "D", "cores": 8, "gpu": ""}
+    row = "hdc-fl, better of both"
+    runs = [result(1, OURS, 0, [0.5, 0.7], tmp_path), result(1, OURS, 1, [0.4, 0.6], tmp_path),
+            result(1, row, 0, [0.9, 0.9], tmp_path, machine=away), result(1, row, 1, [0.4, 0.8], tmp_path)]
+    for r, adapted in zip(runs, ([0.5, 0.6], [0.4, 0.7], [0.5, 0.8], [0.4, 0.7]), strict=True):
+        r.adapted[:] = adapted
+    title, about, _, table, *_, told, distances = variants(runs, {1: "one"})
+    assert title.startswith("## Variants") and about.startswith("Configurations 1; of seeds 1 those")
+    assert f"| {row} | **60.0** | **40.0** | **40.0** |" in table and "| hdc-fl | 50.0 |" in table
+    assert "(runs where that is so: 1 of 1)" in told
+    assert "| 1 | 0 | 55.0 / 65.0 | 50.0 / 50.0 |" in distances and "| mean distance |  | 10.0 | 0.0 |" in distances
+    assert not any("two kinds of machine" in part for part in variants(runs[:2] + runs[3:], {1: "one"}))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.hdc_fl import donor_swap, one_run, paired, process, running, sweep, tables
+from benchmarks.hdc_fl import donor_swap, one_run, paired, parts, process, running, sweep, tables
 from benchmarks.hdc_fl.configurations import CONFIGURATIONS, GRID, OURS, ZERO, planned
 from benchmarks.hdc_fl.grid import grid_of
 from benchmarks.hdc_fl.images import Images, NoImages, prepared
@@ -172,7 +172,7 @@ def test_nothing_to_put_in_tables_is_told(tmp_path: Path) -> None:
     # no seed in common: no figure, and both are named
     apart = [result(1, "fedper", 0, [0.5], tmp_path), result(1, "fedavg", 1, [0.5], tmp_path)]
     grid = grid_of(apart, ("fedper", "fedavg"), "served", NAMED)
-    assert (grid.cells, grid.lost) == ({}, (1,)) and "no seed or client has a score of every method: 1." in tables.left_out(grid)
+    assert (grid.cells, grid.lost) == ({}, (1,)) and "no seed or client has a score of every method: 1." in parts.left_out(grid)
     told, grids = tables.report(apart, {}, "lite")
     assert not grids[0].cells and "a method delivers\n\nIn no table, since no seed or client has a score of every method: 1." in told
 

@@ -27,10 +27,10 @@ from benchmarks.hdc_fl.configurations import ZERO, Job, Settings, planned
 from benchmarks.hdc_fl.grid import grid_of
 from benchmarks.hdc_fl.images import Images, NoImages, prepared
 from benchmarks.hdc_fl.paired import difference
+from benchmarks.hdc_fl.parts import titles
 from benchmarks.hdc_fl.results import MixedResults, Result, machine, read_all, there, with_reclustered, write
 from benchmarks.hdc_fl.running import Bench, run_all
 from benchmarks.hdc_fl.sweep import HERE, arguments, bench_of, dry, rows_of
-from benchmarks.hdc_fl.tables import titles
 from benchmarks.hdc_fl.text import gap, markdown, points
 
 # few clients, averaged after every epoch, until central training gains no more: before that FedAvg lags behind for want of rounds alone

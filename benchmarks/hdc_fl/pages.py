@@ -13,8 +13,9 @@ from functools import cache
 from benchmarks.hdc_fl.configurations import CONFIGURATIONS, CONTROL, GRID, METHODS, OURS, PLAIN
 from benchmarks.hdc_fl.grid import Grid, grid_of
 from benchmarks.hdc_fl.paired import FIGURES
+from benchmarks.hdc_fl.parts import SHOWN, titles
 from benchmarks.hdc_fl.results import MixedResults, read_all, with_reclustered
-from benchmarks.hdc_fl.tables import HERE, SHOWN, titles
+from benchmarks.hdc_fl.tables import HERE
 from benchmarks.hdc_fl.text import gap, markdown, points
 from deploy.method_pages import PAGES, filled
 

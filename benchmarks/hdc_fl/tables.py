@@ -11,72 +11,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from benchmarks.hdc_fl.conditions import budgets, check_chosen, costs, search, troubles
-from benchmarks.hdc_fl.configurations import CONFIGURATIONS, CONTROL, GRID, METHODS, OURS, PLAIN, SCALES, VARIANTS
+from benchmarks.hdc_fl.configurations import CONFIGURATIONS, CONTROL, GRID, METHODS, OURS, PLAIN, SCALES
 from benchmarks.hdc_fl.cost import CLASSES
 from benchmarks.hdc_fl.csv_files import write_figures
 from benchmarks.hdc_fl.grid import Cell, Grid, grid_of
-from benchmarks.hdc_fl.paired import FIGURES, MARGIN, over_seeds, win_tie_loss
+from benchmarks.hdc_fl.paired import FIGURES, MARGIN, over_seeds
+from benchmarks.hdc_fl.parts import SHOWN, left_out, matrix, named_numbers, summary, titles
 from benchmarks.hdc_fl.pictures import draw
 from benchmarks.hdc_fl.results import MixedResults, Result, read_all, with_reclustered
 from benchmarks.hdc_fl.text import gap, markdown, points
+from benchmarks.hdc_fl.variants import variants
 
 HERE = Path(__file__).resolve().parent
-SHOWN = {"mean": "mean", "worst": "worst", "bottom20": "bottom 20 %"}
 WHEN = {"served": "what a method delivers", "adapted": "after a round of local training"}
 ABOUT = {"served": "Before any local training, but for fedavg-ft and fedbabu, which *are* fine-tuning: theirs is the score after it.\n",
          "adapted": "After the last round's local training. HDC-FL trains as FedPer does and its control as it does, so that these three "
                     "differ in the chosen rate alone; fedavg-ft's is FedAvg's and fedbabu's its encoder's, before their fine-tuning.\n"}
 GROUPING = ("ifca", "cfl")
-
-
-def titles(results: Iterable[Result]) -> dict[int, str]:
-    """Configuration -> its name, with the images as they are called; raises ``MixedResults`` if those differ."""
-    found: dict[int, str] = {}
-    for r in results:
-        cell = CONFIGURATIONS[r.configuration]
-        encoder = {"resnet18": "ResNet-18", "mobilenetv2": "MobileNetV2"}[cell.encoder]
-        told = f"{r.content['images']['title']}, {cell.shift}, {encoder} of width {r.content['settings']['width']}"
-        if found.setdefault(r.configuration, told) != told:
-            raise MixedResults(f"configuration {r.configuration} has results on {found[r.configuration]!r} and {told!r}; keep one of them")
-    return dict(sorted(found.items()))
-
-
-def summary(grid: Grid) -> str:
-    """Macro-averages, average ranks, and HDC-FL against each method."""
-    if not grid.whole:
-        return "No configuration has results of every method yet, so there are no averages.\n"
-    averages, ranks = ({name: of(name) for name in FIGURES} for of in (grid.averages, grid.ranks))
-    head = ["method", *SHOWN.values(), *(f"rank, {shown}" for shown in SHOWN.values()), "HDC-FL less this: mean", "worst", "bottom 20 %",
-            "win / tie / loss: mean", "worst", "bottom 20 %", "of these clear of 0"]
-    rows = []
-    for row in sorted(grid.rows, key=lambda name: -averages["bottom20"][name]):
-        against = {f: grid.against(row, f) for f in FIGURES}
-        record = [" / ".join(map(str, win_tie_loss([d.value for d in found]))) if found else "–" for found in against.values()]
-        tail = against["bottom20"]
-        record.append(f"{sum(d.low > 0 for d in tail)} / {sum(d.high < 0 for d in tail)}" if tail else "–")
-        rows.append([row, *(best(averages[f], row) for f in FIGURES), *(f"{ranks[f][row]:.1f}" for f in FIGURES),
-                     *(gap(grid.macro_against(row, f), f) for f in FIGURES), *record])
-    return markdown(head, rows)
-
-
-def best(values: Mapping[str, float], row: str) -> str:
-    """In points; the largest bold."""
-    told = points(values[row])
-    return f"**{told}**" if told == points(max(values.values())) else told
-
-
-def matrix(grid: Grid, figure: str) -> str:
-    """Methods by configurations; how many seeds each has stands above it."""
-    rows = [[row, *(points(cell.figure(row, figure)) if row in cell.scores else "–" for cell in grid.cells.values())] for row in grid.rows]
-    heads = [f"{n} ({len(cell.seeds)} seed{'s' * (len(cell.seeds) > 1)}{f', {cell.clients} clients' * bool(cell.unscored)})"
-             for n, cell in grid.cells.items()]
-    return markdown(["method", *heads], rows)
 
 
 def details(cell: Cell, grid: Grid) -> str:
@@ -135,20 +92,6 @@ def verdict(reached: bool, told: str, sure: bool = True) -> str:
     return f"- {('reached' if sure else 'ahead, but not clear of 0') if reached else '**not reached**'}: {told}"
 
 
-def named_numbers(numbers: Iterable[int]) -> str:
-    """``2 of 11 configurations (1, 5)``."""
-    found = list(numbers)
-    return f"{len(found)} of {len(GRID)} configurations ({', '.join(map(str, found))})"
-
-
-def left_out(grid: Grid) -> str:
-    """The configurations that are in no average, and what they lack; "" if there is none."""
-    lacking = [f"{n} (without {', '.join(missing)})" for n, cell in grid.cells.items() if (missing := grid.missing(cell))]
-    told = [f"In no average, since methods are missing: {'; '.join(lacking)}.\n"] if lacking else []
-    told += [f"In no table, since no seed or client has a score of every method: {', '.join(map(str, grid.lost))}.\n"] if grid.lost else []
-    return "\n".join(told)
-
-
 def raw(results: Sequence[Result], rows: Sequence[str], grid: Grid) -> str:
     """Macro-averages with BatchNorm statistics as averaged, without each client's re-computation; only where all runs have them."""
     found = []
@@ -185,22 +128,6 @@ def report(results: Sequence[Result], tuned: Mapping[str, Any], scale: str) -> t
         parts += ["## Served, BatchNorm statistics as averaged\n", raw(results, rows, grids[0])]
     parts += variants(results, named)
     return "\n".join([*parts, "## Cost\n", troubles(runs), costs(runs, tuned)]), grids
-
-
-def variants(results: Sequence[Result], named: Mapping[int, str]) -> list[str]:
-    """Variants of HDC-FL: one table of those that come out of its own runs, one of each that trains otherwise (they ran where they ran)."""
-    found, there = [], {r.row for r in results}
-    reclustered = [row for row, of in VARIANTS.items() if of.reclustered]
-    for beside, rows in (((), reclustered), *(((PLAIN,), [row]) for row in VARIANTS if row not in reclustered)):
-        if not there.intersection(rows):
-            continue
-        grid = grid_of(results, (OURS, CONTROL, *beside, *rows), "served", named)
-        grid = Grid(grid.kind, {n: cell for n, cell in grid.cells.items() if cell.scores.keys() & set(rows)}, grid.rows, grid.lost)
-        seeds = sorted({seed for cell in grid.cells.values() for seed in cell.seeds})
-        found += [f"Configurations {', '.join(map(str, grid.cells))}; of seeds {', '.join(map(str, seeds))} those that all have; HDC-FL's "
-                  "chosen values but for what is named.\n", left_out(grid), summary(grid),
-                  *(matrix(grid, figure) for figure in ("mean", "bottom20"))]
-    return ["## Variants of HDC-FL, served\n", *found] if found else []
 
 
 def looked(runs: Sequence[Result], scale: str) -> bool:

@@ -52,7 +52,8 @@ def table(grid: Grid, rows: Sequence[str]) -> list[str]:
 
 def elsewhere(results: Sequence[Result], own: Mapping[tuple[int, int], Result]) -> list[str]:
     """HDC-FL's own runs beside the same training on another machine; nothing if there is none."""
-    twice = [(own[key], r) for r in sorted(results, key=lambda r: (r.configuration, r.seed)) if r.row in TRAINED and (key := (r.configuration, r.seed)) in own]
+    trained = sorted((r for r in results if r.row in TRAINED), key=lambda r: (r.configuration, r.seed))
+    twice = [(own[key], r) for r in trained if (key := (r.configuration, r.seed)) in own]
     apart = [pair for pair in twice if not same_machine(*pair)]
     if not apart:
         return []

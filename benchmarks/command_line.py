@@ -51,6 +51,11 @@ def there(path: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     return found
 
 
+def unmet(had: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """``differences`` in what is wanted; what else there is does not matter."""
+    return differences({key: had.get(key) for key in wanted}, wanted)
+
+
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """``key: a, not b`` for every differing key, "" if there is none."""
     return "; ".join(f"{key}: {ours.get(key)!r}, not {theirs.get(key)!r}" for key in sorted(ours.keys() | theirs.keys())

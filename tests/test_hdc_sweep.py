@@ -93,8 +93,8 @@ def test_other_images_are_refused_before_anything_runs(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["--jobs", "0"], "expected 1 or more, got 0"), (["--rounds", "0"], "expected 1 or more"),
-    (["--limit-samples", "-1"], "expected 1 or more"), (["--set", "nonsense"], "KEY=VALUE"),
+    (["--jobs", "0"], "expected a whole number, 1 or more, got '0'"), (["--rounds", "0"], "expected a whole number, 1 or more, got '0'"),
+    (["--limit-samples", "-1"], "expected a whole number, 1 or more, got '-1'"), (["--set", "nonsense"], "KEY=VALUE"),
     (["--set", "nonsense=3"], r"1_fedper_seed_0: .*nonsense"), (["--set", "method=fedavg"], "--set cannot change method"),
     (["--seeds", "-1"], r"1_fedper_seed_-1: .*seed"), (["--rows", "hdc-fl random"], "no runs of their own, .*of hdc-fl"),
     (["--untuned"], "not the benchmark's"), (["--results", "/proc/nix"], "nix"),

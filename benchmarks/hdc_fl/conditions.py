@@ -23,11 +23,11 @@ def check_chosen(results: Iterable[Result], tuned: Mapping[str, Any]) -> None:
             continue
         if chosen and (ROWS[r.row].as_of or r.row) not in chosen:
             raise MixedResults(f"{r.name} is of a method that was not searched: run benchmarks.hdc_fl.tune, or keep the file elsewhere")
-        # none for rows that come out of another's run
-        jobs = planned(r.content["scale"], (r.configuration,), (r.row,), (r.seed,), chosen, {})
-        had, *wanted = ({k: v for k, v in of.items() if k not in BUDGET} for of in (r.content["settings"], *(job.settings for job in jobs)))
-        if differing := "; ".join(differences(had, one) for one in wanted):
-            raise MixedResults(f"{r.name} was not run as it is planned ({differing}): delete it, and the sweep makes it anew")
+        # one job, or none for rows that come out of another's run
+        for job in planned(r.content["scale"], (r.configuration,), (r.row,), (r.seed,), chosen, {}):
+            had, wanted = ({k: v for k, v in of.items() if k not in BUDGET} for of in (r.content["settings"], job.settings))
+            if differing := differences(had, wanted):
+                raise MixedResults(f"{r.name} was not run as it is planned ({differing}): delete it, and the sweep makes it anew")
 
 
 def costs(results: Sequence[Result], tuned: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from benchmarks.command_line import command, differences, words_of  # noqa: E402
+from benchmarks.command_line import command, unmet, words_of  # noqa: E402
 from benchmarks.hdc_fl.results import MixedResults, write  # noqa: E402
 
 SWAPS = HERE / "swaps"
@@ -85,7 +85,6 @@ def of_kept(folder: Path, donors: int) -> dict[str, list[dict[str, Any]]]:
     """The swaps of the sweep's HDC-FL runs, by configuration: those in ``folder`` are asked now if they were not, others were before."""
     from benchmarks.hdc_fl.configurations import CONFIGURATIONS, OURS
 
-    SWAPS.mkdir(exist_ok=True)
     for run in sorted(folder.glob(f"*_{OURS}_seed_*")):
         try:
             check_recorded(run)
@@ -105,7 +104,7 @@ def check_recorded(run: Path) -> None:
     if not recorded.exists():
         raise MixedResults(f"{run.name} has no result in {recorded.parent.relative_to(HERE)}")
     wanted, had = json.loads(recorded.read_text(encoding="utf-8")), json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    differing = differences({key: had["run_config"].get(key) for key in wanted["settings"]}, wanted["settings"])
+    differing = unmet(had["run_config"], wanted["settings"])
     if differing or had["split_hash"] != wanted["split_hash"]:
         raise MixedResults(f"{run.name} is not the run that the result of this name came from ({differing or 'another split'})")
 

@@ -22,6 +22,7 @@ from benchmarks.hdc_fl.process import owned
 
 Arrays = dict[str, np.ndarray]
 TINY_CLASSES = 100
+DAMAGED = (ValueError, EOFError, KeyError, BadZipFile)  # what numpy raises for a file that is none of its own, or not whole
 FRACTION_TO_TEST = 5  # of limited samples, one in so many is a test image
 
 
@@ -112,7 +113,7 @@ def prepared(scale: str, data: str, tuning: bool, folder: Path, work: Path, limi
         work.mkdir(parents=True, exist_ok=True)
         try:
             source = opened()
-        except (ValueError, EOFError, KeyError, BadZipFile) as fault:
+        except DAMAGED as fault:
             raise NoImages(f"{name} in FEDHEARTH_DATA is damaged ({type(fault).__name__})") from fault
         if limit:
             classes = len(source.class_names)
@@ -127,7 +128,7 @@ def prepared(scale: str, data: str, tuning: bool, folder: Path, work: Path, limi
     try:
         with np.load(path) as file:
             return Images(path, str(file["title"]), str(file["digest"]))
-    except (ValueError, EOFError, KeyError, BadZipFile) as fault:
+    except DAMAGED as fault:
         raise NoImages(f"{path} is damaged: delete it, and it is made anew") from fault
 
 

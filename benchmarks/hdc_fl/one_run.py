@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import differences
+from benchmarks.command_line import unmet
 from benchmarks.hdc_fl.process import end_with_parent, owned
 from benchmarks.hdc_fl.results import machine, write
 
@@ -54,8 +54,7 @@ def main() -> None:
 def same_run(folder: Path, told: Mapping[str, Any]) -> bool:
     """Whether the finished run in ``folder`` is of these settings: its sweep was killed before it wrote the result down."""
     had = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["run_config"]
-    wanted = {**told["settings"], "dataset": f"npz:{told['images']['path']}"}
-    return not differences({key: had.get(key) for key in wanted}, wanted)
+    return not unmet(had, {**told["settings"], "dataset": f"npz:{told['images']['path']}"})
 
 
 def reclustered(folder: Path, tries: Mapping[str, Any]) -> dict[str, Any]:

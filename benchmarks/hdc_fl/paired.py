@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -72,14 +73,20 @@ def difference(ours: np.ndarray, theirs: np.ndarray, figure: str, seed: int = 0,
         raise ValueError(f"expected two arrays (seeds, clients) of one shape, got {ours.shape} and {theirs.shape}")
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
         raise ValueError("expected finite scores: a client without one must be left out on both sides first")
-    (count, clients), of = ours.shape, FIGURES[figure]
+    of, picked = FIGURES[figure], _drawn(seed, tuple(seeds) or tuple(range(len(ours))), ours.shape[1], draws)
+    drawn = (of(ours[picked]) - of(theirs[picked])).mean(-1)
+    return _with_interval(float((of(ours) - of(theirs)).mean()), drawn)
+
+
+@lru_cache(maxsize=8)  # all methods and figures of a configuration share their draws
+def _drawn(seed: int, seeds: tuple[int, ...], clients: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (D, S, 1) and columns (D, S, N) that pick seeds, and clients within each."""
+    count = len(seeds)
     rows = np.random.default_rng([seed, count]).integers(count, size=(draws, count))
     # (S, D, S, N): of every seed, for every place in a draw
     columns = np.array([[np.random.default_rng([seed, number, place]).integers(clients, size=(draws, clients)) for place in range(count)]
-                        for number in seeds or range(count)]).transpose(0, 2, 1, 3)
-    picked = rows[..., None], columns[rows, np.arange(draws)[:, None], np.arange(count)]
-    drawn = (of(ours[picked]) - of(theirs[picked])).mean(-1)
-    return _with_interval(float((of(ours) - of(theirs)).mean()), drawn)
+                        for number in seeds]).transpose(0, 2, 1, 3)
+    return rows[..., None], columns[rows, np.arange(draws)[:, None], np.arange(count)]
 
 
 def macro(differences: Sequence[Difference]) -> Difference:

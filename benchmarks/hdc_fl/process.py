@@ -11,7 +11,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.command_line import ROOT
+
 OWNED = re.compile(r"\.of-(\d+)\.")
 
 

@@ -13,9 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.command_line import ROOT
 from benchmarks.hdc_fl.configurations import GRID, SCALES
+from deploy.arguments import count
 
-ROOT = Path(__file__).resolve().parents[2]
 # more seeds than the first where they tell most: two label shifts, Dirichlet, rotation on both data sets
 MORE_ON, MORE_SEEDS = (1, 3, 5, 6, 9), (1, 2)
 # variants that have runs of their own; all others come out of HDC-FL's runs, which train as these do
@@ -38,7 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--scale", choices=SCALES, default="lite")
-    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--jobs", type=count)
     parser.add_argument("--gpus", nargs="*", default=[])
     parser.add_argument("--machine", default="")
     parser.add_argument("--keep", default="")

@@ -38,9 +38,9 @@ class Result:
     content: Mapping[str, Any]
 
     @property
-    def split(self) -> tuple[str, str, str]:
-        """What runs must share to be compared: split, pixels and how the data are called."""
-        return self.content["split_hash"], self.content["images"]["digest"], self.content["images"]["title"]
+    def split(self) -> str:
+        """Who has which images: what runs must share to be compared."""
+        return self.content["split_hash"]
 
 
 def machine(named: str = "") -> dict[str, Any]:
@@ -159,8 +159,8 @@ def check_comparable(results: Iterable[Result]) -> None:
                                f"{others['title']}, {others['digest']}): keep one of them")
         other = first.setdefault((result.configuration, result.seed), result)
         if result.split != other.split or len(result.served) != len(other.served):
-            raise MixedResults(f"{result.name} and {other.name} rest on different splits or images ({result.split[0][:12]} of "
-                               f"{result.split[2]}, {other.split[0][:12]} of {other.split[2]}): run both on the same data")
+            raise MixedResults(f"{result.name} and {other.name} rest on different splits ({result.split[:12]}, {other.split[:12]}): run "
+                               "both on the same data")
         budgets = [{key: value for key, value in r.content["settings"].items() if key in BUDGET} for r in (result, other)]
         if differing := differences(*budgets):
             raise MixedResults(f"{result.name} and {other.name} had different budgets ({differing}): run one of them anew")

@@ -24,6 +24,7 @@ from benchmarks.hdc_fl.cost import estimate, of_machine
 from benchmarks.hdc_fl.images import NoImages
 from benchmarks.hdc_fl.results import MixedResults, machine, read_all, there
 from benchmarks.hdc_fl.running import Bench, run_all
+from deploy.arguments import count
 
 HERE = Path(__file__).resolve().parent
 
@@ -49,20 +50,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, required=True, help="a folder for image files and runs at work")
     parser.add_argument("--scale", choices=SCALES, default="lite")
     parser.add_argument("--results", type=Path, help="where the JSONs go; the benchmark's own folder by default")
-    parser.add_argument("--jobs", type=positive, help="runs side by side; by default a run a GPU, or a core where no GPUs are named")
+    parser.add_argument("--jobs", type=count, help="runs side by side; by default a run a GPU, or a core where no GPUs are named")
     parser.add_argument("--gpus", nargs="*", default=[], help="numbers of the GPUs that runs share")
     parser.add_argument("--machine", default="", help="a name for this machine in the results, in place of a digest")
-    parser.add_argument("--rounds", type=positive, help="only a look: so many rounds")
-    parser.add_argument("--limit-samples", type=positive, default=0, help="only a look: about so many training images")
+    parser.add_argument("--rounds", type=count, help="only a look: so many rounds")
+    parser.add_argument("--limit-samples", type=count, default=0, help="only a look: about so many training images")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="only a look: change settings")
     parser.add_argument("--dry", action="store_true", help="list the runs and what they cost, and run nothing")
-
-
-def positive(word: str) -> int:
-    """For argparse: a whole number from 1."""
-    if (number := int(word)) < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {number}")
-    return number
 
 
 def bench_of(a: argparse.Namespace, kind: str) -> tuple[Bench, Settings]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
 
 import numpy as np
@@ -29,9 +30,9 @@ of this in them.
 def variants(results: Sequence[Result], named: Mapping[int, str]) -> list[str]:
     """One table of the variants that come out of HDC-FL's own runs, one of each that has runs of its own, on seeds of the same machine."""
     own = {(r.configuration, r.seed): r for r in results if r.row == OURS}
+    kept = [r for r in results if r.row not in TRAINED or same_machine(r, own.get((r.configuration, r.seed)))]
     found = []
     for beside, rows in (((), RECLUSTERED), *(((PLAIN,), (row,)) for row in TRAINED)):
-        kept = [r for r in results if r.row not in TRAINED or same_machine(r, own.get((r.configuration, r.seed)))]
         if any(r.row in rows for r in kept):
             found += table(grid_of(kept, (OURS, CONTROL, *beside, *rows), "served", named), rows)
     return ["## Variants of HDC-FL, served\n", *found, *elsewhere(results, own)] if found else []
@@ -43,7 +44,7 @@ def same_machine(one: Result, other: Result | None) -> bool:
 
 def table(grid: Grid, rows: Sequence[str]) -> list[str]:
     """The configurations of ``grid`` in which one of ``rows`` has run."""
-    grid = Grid(grid.kind, {n: cell for n, cell in grid.cells.items() if cell.scores.keys() & set(rows)}, grid.rows, grid.lost)
+    grid = replace(grid, cells={n: cell for n, cell in grid.cells.items() if cell.scores.keys() & set(rows)})
     seeds = sorted({seed for cell in grid.cells.values() for seed in cell.seeds})
     return [f"Configurations {', '.join(map(str, grid.cells))}; of seeds {', '.join(map(str, seeds))} those that all have; HDC-FL's "
             "chosen values but for what is named.\n", left_out(grid), summary(grid),
@@ -58,10 +59,10 @@ def elsewhere(results: Sequence[Result], own: Mapping[tuple[int, int], Result]) 
     if not apart:
         return []
     alike = [np.array_equal(one.adapted, other.adapted, equal_nan=True) for one, other in twice if same_machine(one, other)]
-    shown = {figure: [(_of(one, figure), _of(other, figure)) for one, other in apart] for figure in ("mean", "bottom20")}
-    lines = [[str(one.configuration), str(one.seed), *(f"{points(a)} / {points(b)}" for a, b in (shown["mean"][i], shown["bottom20"][i]))]
-             for i, (one, _) in enumerate(apart)]
-    lines.append(["mean distance", "", *(points(mean(abs(a - b) for a, b in pairs)) for pairs in shown.values())])
+    shown = [[(_of(one, figure), _of(other, figure)) for figure in ("mean", "bottom20")] for one, other in apart]
+    lines = [[str(one.configuration), str(one.seed), *(f"{points(a)} / {points(b)}" for a, b in pairs)]
+             for (one, _), pairs in zip(apart, shown, strict=True)]
+    lines.append(["mean distance", "", *(points(mean(abs(a - b) for a, b in column)) for column in zip(*shown, strict=True))])
     return [ABOUT.format(same=sum(alike), same_of=len(alike)), markdown(["configuration", "seed", "mean", "bottom 20 %"], lines)]
 
 
